@@ -1,0 +1,200 @@
+"""Repairs to the compilation of published training runs, as tables: what is changed, in which row, and why.
+
+    python calibration/published/repair.py compiled.csv calibration/published/training_runs.csv
+
+Reads the compilation as printed and writes it repaired. Nothing is deleted: every touched row says so at the end of its
+`notes`, in one of these forms, so that a reader of the CSV alone can undo or ignore each decision:
+
+    ; REPAIRED column old->new: reason        a cell was corrected or filled
+    ; TREAT AS precision bf16: reason         the cell keeps what the source printed; a model should use this instead
+    ; LEFT OUT: reason                        not for fitting or scoring (failed run, duplicate, no step time, ...)
+    ; WEIGHT 0.3: reason                      usable, but not to be trusted in full
+
+Running it on its own output changes nothing. Evidence for most entries is a comparison with sister rows of the table (same
+model, layout and accelerator in another release); the reason names them. Reasons hold no semicolon: it ends a marker.
+"""
+import csv
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Repair(NamedTuple):
+    """One corrected column in some rows. `old` guards against repairing a compilation that already changed."""
+    ids: str
+    column: str
+    old: str
+    new: str
+    reason: str
+
+
+class Mark(NamedTuple):
+    """Rows left out, weighted down, or to be treated differently from what is printed."""
+    ids: str
+    reason: str
+    weight: str = "0"
+
+
+_VPP_BORROWED = "blank in the source, borrowed from the rows of the same model and pipeline size"
+_LORA_TABLE_PP = "the source prints PP=41 for 32 layers on up to 32 GPUs (typing error), 1 fits the device count"
+_EQUAL_FP4 = "precision not in the log, step time equals the FP4 rows and not the FP8 rows (identified from the step time " \
+             "itself: do not count as held-out evidence)"
+_EQUAL_FP8 = "precision not in the log, equal to the FP8 rows of the same benchmark and accelerator"
+_PP_COUNT = "printed TP x PP x DP is not the device count, PP taken as devices/(TP x DP)"
+_BATCH_512 = "2048 would be 158 to 187 % of peak, the printed TFLOP/s implies 512"
+_TOKENS_512 = "follows from the repaired global batch"
+_RECIPE_SEQ = "not printed, recipe default"
+_FROM_TOKENS = "not printed, printed tokens per step over the repaired seq_len (exact)"
+_MEGATRON_2020 = "not printed in the file, the Megatron-LM paper (arXiv 1909.08053) trains GPT-2 with "
+_NEURON_SEQ = "not printed, rows of other SDK releases with the same model print "
+
+# MLPerf Llama rows whose log and configuration do not name the precision, and which run as fast as the FP8 rows.
+_MLPERF_FP8 = """tr1921 tr1940 tr1946 tr1960 tr1970 tr1974 tr2027 tr2042 tr2047 tr2055 tr2060 tr2065 tr3262 tr3265 tr3266
+tr3271 tr3274 tr3288 tr3295 tr3310 tr3337 tr3345 tr3349 tr3352 tr3362 tr3368 tr3374 tr3384 tr3389 tr3396 tr3398 tr3412 tr3448
+tr3467 tr3471 tr3515 tr3527 tr3531 tr3532 tr3540 tr3545 tr3548 tr3551 tr3556 tr3559 tr3565 tr3571 tr3578 tr3580 tr3581 tr3587
+tr3588 tr3598 tr3607 tr3619 tr3620 tr3621 tr3635 tr3639 tr3642 tr3685 tr3688 tr3691 tr3693 tr3700 tr3701 tr3718 tr3719 tr3722
+tr3723 tr3725 tr3726 tr3728 tr3729 tr3731"""
+
+REPAIRS = (
+    Repair("tr1488-tr1490", "global_batch", "2048", "512", _BATCH_512),
+    Repair("tr1488", "tokens_per_s_per_device", "4019.69", "1004.92", _TOKENS_512),
+    Repair("tr1489", "tokens_per_s_per_device", "4398.76", "1099.69", _TOKENS_512),
+    Repair("tr1490", "tokens_per_s_per_device", "2551.03", "637.76", _TOKENS_512),
+    Repair("tr1592-tr1594 tr1597 tr1598", "pp", "8", "4", _PP_COUNT),
+    Repair("tr1611", "pp", "32", "16", _PP_COUNT),
+    Repair("tr0827-tr0838", "pp", "", "1", _LORA_TABLE_PP),
+    Repair("tr0827 tr0830 tr0833 tr0836", "dp", "", "8", "follows from PP 1 on 8 devices"),
+    Repair("tr0828 tr0831 tr0834 tr0837", "dp", "", "16", "follows from PP 1 on 16 devices"),
+    Repair("tr0829 tr0832 tr0835 tr0838", "dp", "", "32", "follows from PP 1 on 32 devices"),
+    Repair("tr0944-tr0951", "vpp", "", "12", "the releases before and after print 12 for the same model and layout"),
+    Repair("tr1218", "vpp", "", "2", "the row says Interleaved 1F1B, which needs at least 2"),
+    Repair("tr0498 tr0542 tr0579", "vpp", "", "1", _VPP_BORROWED + " on this accelerator"),
+    Repair("tr0528", "vpp", "", "5", _VPP_BORROWED + " on this accelerator"),
+    Repair("tr0553 tr0590", "vpp", "", "12", _VPP_BORROWED + " on this accelerator"),
+    Repair("tr0554 tr0591", "vpp", "", "3", _VPP_BORROWED + " on this accelerator"),
+    Repair("tr1030 tr1061", "vpp", "", "10", _VPP_BORROWED + " (pre-training)"),
+    Repair("tr1031 tr1034 tr1046 tr1062 tr1064", "vpp", "", "20", _VPP_BORROWED + " (pre-training)"),
+    Repair("tr3597 tr3636 tr3643 tr3683 tr3697 tr3708 tr3640 tr3682", "precision", "", "nvfp4", _EQUAL_FP4),
+    Repair("tr3681", "precision", "", "nvfp4", "precision not in the log, 1.09 s against 1.26 s of the FP8 rows (identified "
+           "from the step time itself: do not count as held-out evidence)"),
+    Repair(_MLPERF_FP8, "precision", "", "fp8", _EQUAL_FP8),
+    Repair("tr1124-tr1135", "seq_len", "", "1024", _MEGATRON_2020 + "1024 positions"),
+    Repair("tr1124-tr1135", "vocab", "", "51200", _MEGATRON_2020 + "a vocabulary padded to 51200"),
+    Repair("tr2131-tr2133 tr2244 tr2247 tr2257 tr2261", "seq_len", "", "4096", _NEURON_SEQ + "4096"),
+    Repair("tr2129 tr2130 tr2243 tr2255 tr2256 tr2259 tr2260 tr2262 tr2264 tr2265 tr2272 tr2279 tr2285 tr2289", "seq_len",
+           "", "2048", "not printed, the context of GPT-3"),
+    Repair("tr1885 tr1887 tr1891", "seq_len", "", "4096", _RECIPE_SEQ),
+    Repair("tr1885", "global_batch", "", "2048", _FROM_TOKENS),
+    Repair("tr1887", "global_batch", "", "6144", _FROM_TOKENS),
+    Repair("tr1891", "global_batch", "", "8192", _FROM_TOKENS),
+)
+
+TREAT_AS = (
+    Mark("tr1227 tr1228 tr1233 tr1234", "precision bf16: float8 rowwise with tensor parallelism runs as slow as the bf16 "
+         "rows tr1223 and tr1229"),
+)
+
+LEFT_OUT = (
+    Mark("tr1888", "86 % of the bf16 peak of TPU v5p, so probably an int8 recipe"),
+    Mark("tr1898 tr1899", "only the total size of the mixture of experts is known, 172 % of peak if taken as dense"),
+    Mark("tr0364 tr0365", "DeepSeek-V4-Flash: neither architecture nor size printed"),
+    Mark("tr1592-tr1598", "1.7 to 1.8 times slower than its neighbours tr1603 and tr1612-tr1616 (network state)"),
+    Mark("tr1604 tr1606-tr1611", "1.7 to 1.8 times slower than the identical tr1603, tr1605, tr1612-tr1616 (network state)"),
+    Mark("tr1665 tr1666", "the document says the FFN width was mis-set in this section and not to what"),
+    Mark("tr1713 tr1714", "failed plan (0.2 and 1.5 TFLOP/s)"),
+    Mark("tr0382 tr0383", "container 26.06.01 is 1.6 times slower here than 26.06 and 26.08"),
+    Mark("tr0589", "51.3 s against 28.9 s for the same printed layout in the point release (tr0552)"),
+    Mark("tr0625", "24.8 s against 12.5 s for the same printed layout in another release (tr0653)"),
+    Mark("tr2131 tr2132 tr2187 tr2188 tr2215 tr2216 tr2226 tr2227 tr2247 tr2259-tr2261",
+         "printed topology does not multiply to the core count, and the times look as if core counts were exchanged"),
+    Mark("tr0305 tr0306 tr0361 tr0282", "2 to 5 times slower than its sister rows"),
+    Mark("vt0016", "9.84 s, 2.3 times what its neighbours imply (micro-batch 64 of 2048 tokens)"),
+    Mark("tr2786", "10120 samples/s per device, far above every small result of the round: unit of the log in doubt"),
+)
+
+WEIGHTS = (
+    Mark("tr1583-tr1664", "the document admits up to 40 % noise from network traffic", "0.3"),
+    Mark("tr1686 tr1712 tr1719", "searched plan unknown, across nodes at 25 Gb/s", "0.3"),
+    Mark("tr0952-tr0956", "early DeepSeek-V3 recipe, 1.4 to 3 times slower than later releases, nothing in the row tells",
+         "0.3"),
+    Mark("tr2244 tr2257", "1.5 times slower than neighbours with the same layout", "0.3"),
+    Mark("tr1462 tr1463 tr1466 tr1469 tr1509 tr1540 tr1543", "single-iteration snapshot 25 to 45 % slower than identical "
+         "rows", "0.3"),
+    Mark("tr1885 tr1887 tr1891", "batch and sequence length not printed, only tokens per step", "0.5"),
+    Mark("tr2101-tr2106", "ZeRO-3 of 2021 with 1 to 4 sequences per GPU, bandwidth far below line rate: a stress case", "0.3"),
+)
+
+
+def main(source: str, target: str) -> None:
+    """Read the compilation `source`, repair it, write `target`, print what was done."""
+    with open(source, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        columns, rows = list(reader.fieldnames), list(reader)
+    counts = repair(rows)
+    temporary = Path(target).with_suffix(".tmp")
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    temporary.replace(target)
+    print(f"{len(rows)} rows: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
+
+
+def repair(rows: list[dict[str, str]]) -> dict[str, int]:
+    """Apply all tables to `rows` in place; returns the number of marked rows of each kind."""
+    by_id = {row["id"]: row for row in rows}
+    for entry in REPAIRS:
+        for row in _rows(by_id, entry.ids):
+            marker = f"REPAIRED {entry.column} {entry.old or 'blank'}->{entry.new}: {entry.reason}"
+            if marker in row["notes"]:
+                continue
+            if row[entry.column] != entry.old:
+                raise SystemExit(f"{row['id']}: {entry.column} is {row[entry.column]!r}, the repair expects {entry.old!r}. "
+                                 "Was the compilation changed? Check the entry in REPAIRS.")
+            row[entry.column] = entry.new
+            _append(row, marker)
+    for entry in TREAT_AS:
+        for row in _rows(by_id, entry.ids):
+            _append(row, f"TREAT AS {entry.reason}")
+    left_out = {row["id"]: entry.reason for entry in reversed(LEFT_OUT) for row in _rows(by_id, entry.ids)}
+    for row in rows:
+        reason = left_out.get(row["id"]) or _rule(row)
+        if reason:
+            _append(row, f"LEFT OUT: {reason}")
+    for entry in WEIGHTS:
+        for row in _rows(by_id, entry.ids):
+            if "LEFT OUT: " not in row["notes"]:
+                _append(row, f"WEIGHT {entry.weight}: {entry.reason}")
+    kinds = {"repaired": "REPAIRED ", "treated as": "TREAT AS ", "left out": "LEFT OUT: ", "weighted down": "WEIGHT "}
+    return {what: sum(bool(re.search(f"(^|; ){marker}", row["notes"])) for row in rows) for what, marker in kinds.items()}
+
+
+def _rule(row: dict[str, str]) -> str | None:
+    """Reasons to leave a row out that its own cells show."""
+    duplicate = re.search(r"DUPLICATE figure of (\w+)", row["notes"])
+    if duplicate:
+        return f"repeats the figure of {duplicate[1]}"
+    if not row["step_time_s"]:
+        return "no step time"
+    return None
+
+
+def _rows(by_id: dict[str, dict[str, str]], ids: str):
+    """The rows named by `ids`: words, each an id or an inclusive range such as `tr1592-tr1598`."""
+    for word in ids.split():
+        first, _, last = word.partition("-")
+        prefix, width = first[:2], len(first) - 2
+        for number in range(int(first[2:]), int((last or first)[2:]) + 1):
+            yield by_id[f"{prefix}{number:0{width}d}"]
+
+
+def _append(row: dict[str, str], marker: str) -> None:
+    if marker not in row["notes"]:
+        row["notes"] = f"{row['notes']}; {marker}" if row["notes"] else marker
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit("usage: python repair.py COMPILED.csv REPAIRED.csv")
+    main(*sys.argv[1:])
