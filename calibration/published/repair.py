@@ -5,7 +5,7 @@
 Reads the compilation as printed and writes it repaired. Nothing is deleted: every touched row says so at the end of its
 `notes`, in one of these forms, so that a reader of the CSV alone can undo or ignore each decision:
 
-    ; REPAIRED column old->new: reason        a cell was corrected or filled
+    ; REPAIRED column old->new: reason        cells were corrected or filled (several columns: separated by commas)
     ; TREAT AS precision bf16: reason         the cell keeps what the source printed; a model should use this instead
     ; LEFT OUT: reason                        not for fitting or scoring (failed run, duplicate, no step time, ...)
     ; WEIGHT 0.3: reason                      usable, but not to be trusted in full
@@ -27,6 +27,21 @@ class Repair(NamedTuple):
     old: str
     new: str
     reason: str
+
+
+class Fill(NamedTuple):
+    """Architecture cells that the compilation left blank, filled for some rows from a source named in the reason."""
+    ids: str
+    reason: str
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn_hidden: int | None = None
+    vocab: int | None = None
+    gated_mlp: int | None = None
+    experts: int | None = None
+    topk: int | None = None
 
 
 class Mark(NamedTuple):
@@ -90,6 +105,58 @@ REPAIRS = (
     Repair("tr1891", "global_batch", "", "8192", _FROM_TOKENS),
 )
 
+_TOPOLOGY = "section 'Choosing the fastest 3D Topology' of chronicles-prequel.md: layers follow from the printed TFLOP/s, which " \
+            "there is 8 x 12 layers hidden^2 x tokens/time, and heads from the 200B run of the section before"
+_CONTENDERS = "chronicles-prequel.md prints NHIDDEN 14336, NLAYERS 72, NHEADS 64 above this table"
+_REBALANCED = "chronicles-prequel.md prints HIDDEN 12288 above this table"
+_GPT2_SIZES = "size table in experiments/gpt2-meg/meg_gpt2_perf_n16.slurm of the same repository (NHEADS 32, vocabulary 50257)"
+_GSHARD = "moe_specs of the Alpa benchmark suite (every second layer a mixture, experts of width 8 hidden), which reproduces " \
+          "the printed parameter count"
+
+
+def _gpt2(ids: str, layers: int, hidden: int) -> Fill:
+    return Fill(ids, _GPT2_SIZES, layers, hidden, 32, 32, 4 * hidden, 50257)
+
+
+def _gshard(ids: str, layers: int, hidden: int, experts: int) -> Fill:
+    return Fill(ids, _GSHARD, layers, hidden, 16, 16, 8 * hidden, 32000, experts=experts)
+
+
+FILLS = (
+    Fill("tr1452 tr1453 tr1456", _TOPOLOGY, layers=80, heads=96, kv_heads=96),
+    Fill("tr1454 tr1461-tr1463", _TOPOLOGY, layers=78, heads=96, kv_heads=96),
+    Fill("tr1455 tr1459 tr1467-tr1469", _TOPOLOGY, layers=77, heads=96, kv_heads=96),
+    Fill("tr1457", _TOPOLOGY, layers=81, heads=96, kv_heads=96),
+    Fill("tr1460 tr1470 tr1471", _TOPOLOGY, layers=72, heads=96, kv_heads=96),
+    Fill("tr1458 tr1464-tr1466", _TOPOLOGY, heads=96, kv_heads=96),
+    Fill("tr1480-tr1482", _CONTENDERS, layers=72, hidden=14336, ffn_hidden=57344),
+    Fill("tr1522-tr1535", _CONTENDERS, layers=72, hidden=14336, heads=64, kv_heads=64, ffn_hidden=57344),
+    Fill("tr1536", "chronicles-prequel.md prints NHEADS 64 at the head of this section", heads=64, kv_heads=64),
+    Fill("tr1560-tr1567", _REBALANCED, hidden=12288, ffn_hidden=49152),
+    _gpt2("tr1587 tr1592-tr1598", 40, 6144),
+    _gpt2("tr1653", 40, 7168),
+    _gpt2("tr1583 tr1588", 48, 7168),
+    Fill("tr1599-tr1602 tr1624-tr1627", _GPT2_SIZES, heads=32, kv_heads=32, vocab=50257),
+    _gpt2("tr1603-tr1623 tr1628-tr1633 tr1636-tr1652 tr1654 tr1656-tr1664", 64, 8192),
+    _gpt2("tr1589", 64, 9216),
+    _gpt2("tr1655", 64, 11264),
+    _gpt2("tr1590", 64, 12288),
+    _gpt2("tr1591", 64, 16384),
+    _gshard("tr1708 tr1715", 8, 768, 8),
+    _gshard("tr1709 tr1716", 8, 768, 16),
+    _gshard("tr1710 tr1717", 16, 768, 16),
+    _gshard("tr1711 tr1718", 16, 1024, 16),
+    _gshard("tr1712 tr1719", 16, 1536, 32),
+    _gshard("tr1713", 16, 2048, 48),
+    _gshard("tr1714", 32, 2048, 64),
+    Fill("tr1025 tr1041 tr1056", "Nemotron3ModelProvider22B of Megatron-Bridge", 40, 6144, 48, 48, 24576, 256000, 0),
+    Fill("tr1402", "config.json of openai/gpt-oss-20b", 24, 2880, 64, 8, 2880, 201088, 1, 32, 4),
+    Fill("tr1406", "config.json of Qwen/Qwen2.5-7B", 28, 3584, 28, 4, 18944, 152064, 1),
+    Fill("tr1408 tr1410 tr1412 tr1414", "config.json of Qwen/Qwen2.5-32B", 64, 5120, 40, 8, 27648, 152064, 1),
+    Fill("tr2262 tr2272 tr2279 tr2285 tr2289", "GPT-3 6.7B of Brown et al. 2020 (arXiv 2005.14165) Table 2.1", 32, 4096, 32,
+         32, 16384, 50257, 0),
+)
+
 TREAT_AS = (
     Mark("tr1227 tr1228 tr1233 tr1234", "precision bf16: float8 rowwise with tensor parallelism runs as slow as the bf16 "
          "rows tr1223 and tr1229"),
@@ -146,14 +213,12 @@ def repair(rows: list[dict[str, str]]) -> dict[str, int]:
     by_id = {row["id"]: row for row in rows}
     for entry in REPAIRS:
         for row in _rows(by_id, entry.ids):
-            marker = f"REPAIRED {entry.column} {entry.old or 'blank'}->{entry.new}: {entry.reason}"
-            if marker in row["notes"]:
-                continue
-            if row[entry.column] != entry.old:
-                raise SystemExit(f"{row['id']}: {entry.column} is {row[entry.column]!r}, the repair expects {entry.old!r}. "
-                                 "Was the compilation changed? Check the entry in REPAIRS.")
-            row[entry.column] = entry.new
-            _append(row, marker)
+            _change(row, {entry.column: (entry.old, entry.new)}, entry.reason)
+    for entry in FILLS:
+        cells = {column: ("", str(value)) for column, value in entry._asdict().items()
+                 if column not in ("ids", "reason") and value is not None}
+        for row in _rows(by_id, entry.ids):
+            _change(row, cells, entry.reason)
     for entry in TREAT_AS:
         for row in _rows(by_id, entry.ids):
             _append(row, f"TREAT AS {entry.reason}")
@@ -170,6 +235,20 @@ def repair(rows: list[dict[str, str]]) -> dict[str, int]:
     return {what: sum(bool(re.search(f"(^|; ){marker}", row["notes"])) for row in rows) for what, marker in kinds.items()}
 
 
+def _change(row: dict[str, str], cells: dict[str, tuple[str, str]], reason: str) -> None:
+    """Set `cells`, given as column -> (old, new), and say so; nothing if that was done before."""
+    changes = ", ".join(f"{column} {old or 'blank'}->{new}" for column, (old, new) in cells.items())
+    marker = f"REPAIRED {changes}: {reason}"
+    if marker in row["notes"]:
+        return
+    for column, (old, new) in cells.items():
+        if row[column] != old:
+            raise SystemExit(f"{row['id']}: {column} is {row[column]!r}, the repair expects {old!r}. Was the compilation "
+                             "changed? Check the entry in REPAIRS or FILLS.")
+        row[column] = new
+    _append(row, marker)
+
+
 def _rule(row: dict[str, str]) -> str | None:
     """Reasons to leave a row out that its own cells show."""
     duplicate = re.search(r"DUPLICATE figure of (\w+)", row["notes"])
@@ -177,6 +256,8 @@ def _rule(row: dict[str, str]) -> str | None:
         return f"repeats the figure of {duplicate[1]}"
     if not row["step_time_s"]:
         return "no step time"
+    if row["family"] in ("dense-decoder", "moe", "hybrid-mamba", "hybrid-mamba-moe") and not row["layers"]:
+        return "architecture not known"
     return None
 
 
@@ -190,6 +271,7 @@ def _rows(by_id: dict[str, dict[str, str]], ids: str):
 
 
 def _append(row: dict[str, str], marker: str) -> None:
+    assert "; " not in marker, marker
     if marker not in row["notes"]:
         row["notes"] = f"{row['notes']}; {marker}" if row["notes"] else marker
 
