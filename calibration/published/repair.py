@@ -44,6 +44,14 @@ class Fill(NamedTuple):
     topk: int | None = None
 
 
+class Scale(NamedTuple):
+    """A column printed in another unit: the cell times `factor`, in the rows where it is not blank."""
+    ids: str
+    column: str
+    factor: float
+    reason: str
+
+
 class Mark(NamedTuple):
     """Rows left out, weighted down, or to be treated differently from what is printed."""
     ids: str
@@ -157,6 +165,13 @@ FILLS = (
          32, 16384, 50257, 0),
 )
 
+_GIB = 2**30 / 1e9
+
+SCALES = (
+    Scale("tr1144-tr1186", "peak_mem_gb", _GIB, "printed in GiB"),
+    Scale("tr1205-tr1222", "peak_mem_gb", _GIB, "printed in GiB"),
+)
+
 TREAT_AS = (
     Mark("tr1227 tr1228 tr1233 tr1234", "precision bf16: float8 rowwise with tensor parallelism runs as slow as the bf16 "
          "rows tr1223 and tr1229"),
@@ -219,6 +234,11 @@ def repair(rows: list[dict[str, str]]) -> dict[str, int]:
                  if column not in ("ids", "reason") and value is not None}
         for row in _rows(by_id, entry.ids):
             _change(row, cells, entry.reason)
+    for entry in SCALES:
+        for row in _rows(by_id, entry.ids):
+            old = row[entry.column]
+            if old and f"REPAIRED {entry.column} " not in row["notes"]:
+                _change(row, {entry.column: (old, f"{float(old) * entry.factor:.5g}")}, entry.reason)
     for entry in TREAT_AS:
         for row in _rows(by_id, entry.ids):
             _append(row, f"TREAT AS {entry.reason}")

@@ -278,7 +278,8 @@ def _check_header(header: list[str], name: str) -> tuple[list[str], list[str]]:
     ignored = [column for column in header if column not in _FIELDS]
     twice = sorted({column for column in header if header.count(column) > 1})
     if twice:
-        raise RunFileError([f"{name}: the column {column!r} appears twice in the header. Remove or rename one." for column in twice])
+        raise RunFileError(f"{name}: the column {column!r} appears twice in the header. Remove or rename one."
+                           for column in twice)
     missing = [column for column in _REQUIRED if column not in header]
     problems = [f"{name}: the column {column!r} is missing. {_nearest(column, ignored)}" for column in missing]
     without = [column for column in ARCHITECTURE_COLUMNS if column not in header]
