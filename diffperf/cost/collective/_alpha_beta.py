@@ -1,0 +1,102 @@
+"""Collectives over up to three network tiers, by the alpha-beta model with hierarchical rings.
+
+A ring that spans several scale-up domains crosses each boundary once per NIC, so its rate is the smaller of the scale-up rate and of the
+NIC rate times the ring's members inside one domain. On a torus a group uses as many axes as it spans. Leaves out congestion, protocol
+and algorithm choice (see `diffperf.cost.collective` for the seam) and reduction arithmetic.
+"""
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Real
+
+from ..._arrays import si
+from ...hardware import System, Tier
+
+
+def tier_rate(tier: Tier, ranks: Real[ArrayLike, ""]) -> Float[Array, ""]:
+    """Rate of one device in one direction for a group of `ranks` on one tier. [B/s]
+
+    Switched: the device's rate. Torus: axes are filled one after the other, so a group of n among `domain` devices spans
+    `log n / log domain` of the axes, at least one.
+    """
+    axes = jnp.maximum(tier.torus_axes, 1.0)
+    share = jnp.log(jnp.maximum(ranks, 1.0)) / jnp.log(jnp.maximum(tier.domain, 2.0))
+    spanned = jnp.clip(share * axes, 1.0, axes) / axes
+    return tier.bandwidth * tier.efficiency * jnp.where(tier.torus_axes > 0, spanned, 1.0)
+
+
+def members_inside(tier: Tier, ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""]) -> Float[Array, ""]:
+    """Ranks of a group that share one domain of `tier`, when neighbours in the group are `stride` devices apart; between 1 and `ranks`. [1]"""
+    return jnp.clip(tier.domain / si(stride), 1.0, jnp.maximum(si(ranks), 1.0))
+
+
+def group_rate(system: System, ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0) -> Float[Array, ""]:
+    """Bus rate per device of a ring over `ranks` that are `stride` devices apart. [B/s]"""
+    ranks = si(ranks)
+    rate = tier_rate(system.scale_up, ranks * si(stride))
+    inside = members_inside(system.scale_up, ranks, stride)
+    out = inside * system.scale_out.bandwidth * system.scale_out.efficiency
+    rate = jnp.where(ranks > inside, jnp.minimum(rate, out), rate)
+    beyond = ranks * si(stride) > system.scale_out.domain
+    spine = inside * system.spine.bandwidth * system.spine.efficiency
+    return jnp.where(beyond, jnp.minimum(rate, spine), rate)
+
+
+def group_latency(system: System, ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0) -> Float[Array, ""]:
+    """Time per step of a collective for its slowest hop. [s]"""
+    inside = members_inside(system.scale_up, ranks, stride)
+    return jnp.where(si(ranks) > inside, system.scale_out.latency, system.scale_up.latency)
+
+
+def _ring(factor: float, system: System, nbytes, ranks, stride) -> Float[Array, ""]:
+    n = jnp.maximum(si(ranks), 1.0)
+    return factor * (n - 1) * (si(nbytes) / n / group_rate(system, n, stride) + group_latency(system, n, stride))
+
+
+def all_reduce_time(system: System, nbytes: Real[ArrayLike, ""], ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0) -> Float[Array, ""]:
+    """Ring all-reduce of a buffer of `nbytes` [B] on each of `ranks`, `2 (n - 1) (nbytes / n / rate + latency)`; 0 for one rank. [s]
+
+    References:
+      NVIDIA, nccl-tests, doc/PERFORMANCE.md: bus-bandwidth factor `2 (n - 1) / n`.
+    """
+    return _ring(2.0, system, nbytes, ranks, stride)
+
+
+def all_gather_time(system: System, nbytes: Real[ArrayLike, ""], ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0) -> Float[Array, ""]:
+    """Ring all-gather to a full buffer of `nbytes` [B], `(n - 1) (nbytes / n / rate + latency)`; 0 for one rank. [s]"""
+    return _ring(1.0, system, nbytes, ranks, stride)
+
+
+def reduce_scatter_time(system: System, nbytes: Real[ArrayLike, ""], ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0) -> Float[Array, ""]:
+    """Ring reduce-scatter of a full buffer of `nbytes` [B]; the time of `all_gather_time`. [s]"""
+    return _ring(1.0, system, nbytes, ranks, stride)
+
+
+def expert_exchange_time_per_byte(
+    system: System, ranks: Real[ArrayLike, ""], experts_per_token: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0
+) -> Float[Array, "..."]:
+    """Time to send one byte of a token to its experts on `ranks`, `r_out / out + k (n - 1) / n / up`.
+
+    A token crosses the network once per remote domain that holds one of its k experts, not once per expert: with d domains and
+    uniform routing `r_out = (d - 1) (1 - (1 - 1/d)^k)` (DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.2, sends once per node and
+    forwards over NVLink).
+
+    Returns:
+      Time per byte of hidden state and token; 0 for one rank. [s/B]
+    """
+    n = jnp.maximum(si(ranks), 1.0)
+    k = si(experts_per_token)
+    inside = members_inside(system.scale_up, n, stride)
+    domains = n / inside
+    remote = (domains - 1) * (1 - jnp.exp(k * jnp.log1p(-1 / jnp.maximum(domains, 1.0 + 1e-6))))
+    remote = jnp.where(domains > 1, remote, 0.0)
+    within = k * (n - 1) / n
+    out = system.scale_out.bandwidth * system.scale_out.efficiency
+    return remote / out + within / tier_rate(system.scale_up, n * si(stride))
+
+
+def point_to_point_time(system: System, nbytes: Real[ArrayLike, ""], stride: Real[ArrayLike, ""]) -> Float[Array, ""]:
+    """One message of `nbytes` [B] to the rank `stride` devices away. [s]"""
+    far = si(stride) >= system.scale_up.domain
+    rate = jnp.where(far, system.scale_out.bandwidth * system.scale_out.efficiency, tier_rate(system.scale_up, si(stride) + 1))
+    return si(nbytes) / rate + jnp.where(far, system.scale_out.latency, system.scale_up.latency)

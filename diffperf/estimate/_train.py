@@ -1,0 +1,182 @@
+"""One training step: Plan -> sharded operators and messages -> cost of each -> schedule -> Estimate.
+
+The pipeline is the closed form of its schedule; parameter gathering (ZeRO-3, FSDP) runs beside every micro-batch; gradient reduction runs
+beside the last one and is exposed for the rest. `docs/model.md` has the equations in order with their sources.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from ..cost import blended_overlap, exposed_time, matmul_time, step_cost, step_energy, streaming_time
+from ..cost.collective import group_rate, point_to_point_time
+from ..hardware import System
+from ..parallel._check import legal
+from ..parallel._memory import peak_memory
+from ..parallel._plan import Plan, num_devices, num_microbatches
+from ..parallel._schedule import bubble_slots
+from ..parallel._shard import data_ranks, device_parameters, layer_work, sequence_split
+from ..smooth import safe_divide
+from ..stack import Stack
+from ..workload import Transformer, forward_flops_per_sequence
+from ._estimate import Breakdown, Estimate, Memory
+from ._layer import LayerTime, high_precision, layer_time, rates
+
+JITTER_FREE_DEVICES = 8.0  # `Stack.scale_jitter` counts doublings beyond one node of eight
+
+
+def vocabulary_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> Float[Array, ""]:
+    """Output matrix and loss for one micro-batch, forward and backward: 3 matmuls (2 with a frozen model) and 20 bytes per logit
+    (cast, softmax, loss and its gradient in fp32), always in 16 bit. [s]"""
+    r = rates(system, stack, plan)
+    tokens = plan.micro_batch_size * model.seq_len / plan.context_parallel
+    logits = model.vocab / plan.tensor_parallel
+    matmul = matmul_time(tokens, model.hidden, logits, r.high, r.memory, stack.weight_traffic, stack.activation_traffic)
+    return stack.vocabulary_factor * ((2 + plan.trainable) * matmul + streaming_time(20 * tokens * logits, r.memory))
+
+
+def _ring_time(system: System, ranks: Float[Array, ""], stride: Float[Array, ""]) -> Float[Array, ""]:
+    """Time per byte of a ring all-gather or reduce-scatter of a full buffer, `(n - 1) / n / rate`. [s/B]"""
+    return (ranks - 1) / ranks / group_rate(system, ranks, stride)
+
+
+def parameter_gather_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> Float[Array, ""]:
+    """Traffic of sharded parameters for one micro-batch: gathered for the forward and the backward pass, gradients scattered once. [s]"""
+    dense, experts = device_parameters(model, plan)
+    dense_ranks, expert_ranks = (jnp.minimum(r, plan.shard_group) for r in data_ranks(plan))
+    nbytes = 2 * plan.weight_bytes + 2 * stack.gradient_traffic * plan.trainable
+    stride = plan.tensor_parallel
+    moved = dense * _ring_time(system, dense_ranks, stride) + experts * _ring_time(system, expert_ranks, stride * plan.expert_parallel)
+    return plan.shard_parameters * nbytes * moved
+
+
+def gradient_reduce_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> Float[Array, ""]:
+    """Traffic of gradient reduction and, with sharded optimizer states, parameter gathering, once per step: 6 bytes per parameter
+    (4 of an fp32 gradient, 2 of a 16-bit parameter). With sharded parameters only what hybrid sharding leaves between groups. [s]"""
+    dense, experts = device_parameters(model, plan)
+    dense_ranks, expert_ranks = data_ranks(plan)
+    stride = plan.tensor_parallel
+    whole = dense * _ring_time(system, dense_ranks, stride) + experts * _ring_time(system, expert_ranks, stride * plan.expert_parallel)
+    group = jnp.minimum(dense_ranks, plan.shard_group)
+    between = (dense + experts) / group * 2 * _ring_time(system, dense_ranks / group, stride * group)
+    moved = (1 - plan.shard_parameters) * whole + plan.shard_parameters * between
+    return 6 * stack.gradient_traffic * plan.trainable * moved
+
+
+def optimizer_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Optimizer step on the device, and host transfers of offloaded states (gradients out, parameters back). [s]"""
+    dense, experts = device_parameters(model, plan)
+    dense_ranks, expert_ranks = data_ranks(plan)
+    split = lambda ranks: 1 + plan.shard_optimizer * (jnp.minimum(ranks, plan.shard_group) - 1)
+    updated = plan.trainable * (dense / split(dense_ranks) + experts / split(expert_ranks))
+    traffic = 2 * plan.optimizer_bytes + plan.gradient_bytes + plan.weight_bytes
+    on_device = streaming_time(stack.optimizer_traffic * traffic * updated * (1 - plan.optimizer_offload), rates(system, stack, plan).memory)
+    host = system.host
+    transfer = (plan.gradient_bytes + plan.weight_bytes) / host.link_bandwidth + 2 * plan.optimizer_bytes / host.memory_bandwidth
+    return on_device, stack.offload_exposed * plan.optimizer_offload * updated * transfer
+
+
+def train_step(model: Transformer, system: System, plan: Plan, stack: Stack) -> Estimate:
+    """Predicts one training step.
+
+    A pure function of four pytrees of numbers: it may be jitted, batched over any of them and differentiated in every leaf. It does not
+    raise for a plan that cannot run; `Estimate.feasible` says so, and `check_plan` says why.
+
+    Args:
+      model: the network.
+      system: the cluster.
+      plan: how the one is laid out on the other.
+      stack: what the software achieves.
+    Returns:
+      The estimate; all leaves of shape ().
+    """
+    p, v, m = plan.pipeline_parallel, plan.virtual_stages, num_microbatches(plan)
+    devices = num_devices(plan)
+    count = model.blocks.count
+    work = layer_work(model, plan)
+    per_stage = LayerTime(*(jnp.sum(count * part) / p for part in layer_time(model, system, plan, stack, work)))
+    vocabulary = vocabulary_time(model, system, plan, stack) * jnp.where(p > 1, stack.vocabulary_share, 1.0)
+    tokens = plan.micro_batch_size * model.seq_len / plan.context_parallel
+    exposed_p2p = 1 - plan.overlap_pipeline * (1 - stack.pipeline_exposed)
+    message = 2 * tokens * model.hidden / sequence_split(plan)
+    stride = plan.tensor_parallel * plan.context_parallel * plan.data_parallel
+    pipeline = jnp.where(p > 1, exposed_p2p * 2 * v * point_to_point_time(system, message, stride), 0.0)
+    offloaded = 2 * plan.activation_offload * jnp.sum(count) / p * message / system.host.link_bandwidth * stack.offload_exposed
+
+    compute = sum(per_stage) + vocabulary + pipeline
+    overlap = stack.shard_overlap * plan.overlap_parameter
+    with_gather = blended_overlap(compute, parameter_gather_time(model, system, plan, stack), overlap)
+    micro_batch = with_gather + offloaded
+    cover = plan.overlap_gradient * stack.data_overlap * compute / v
+    reduce = exposed_time(gradient_reduce_time(model, system, plan, stack), cover)
+    optimizer, host = optimizer_time(model, system, plan, stack)
+    bubble = stack.bubble_factor * bubble_slots(plan) * micro_batch
+    plain = m * micro_batch + bubble + reduce + optimizer + host + stack.step_overhead
+    jitter = plain * stack.scale_jitter * jnp.log2(jnp.maximum(devices / JITTER_FREE_DEVICES, 1.0))
+    step_time = plain + jitter
+
+    breakdown = Breakdown(
+        matmul=m * per_stage.matmul,
+        attention=m * per_stage.attention,
+        elementwise=m * per_stage.elementwise,
+        recompute=m * per_stage.recompute,
+        vocabulary=m * vocabulary,
+        launch=m * per_stage.launch,
+        tensor=m * per_stage.tensor,
+        context=m * per_stage.context,
+        expert=m * per_stage.expert,
+        pipeline=m * pipeline,
+        data=m * (with_gather - compute) + reduce,
+        bubble=bubble,
+        optimizer=optimizer,
+        offload=m * offloaded + host,
+        overhead=stack.step_overhead,
+        jitter=jitter,
+    )
+    memory, stage = peak_memory(model, plan, stack)
+    peak = sum(memory)
+
+    forward = forward_flops_per_sequence(model) * plan.global_batch_size
+    model_flops = (2 + plan.trainable) * forward
+    hardware_flops = model_flops + plan.recompute_full * (forward - 2 * model.seq_len * model.vocab * model.hidden * plan.global_batch_size)
+    chip = system.chip
+    peak_rate = safe_divide(1.0, jnp.sum(safe_divide(plan.precision, chip.peak_flops_per_s)))
+    step_tokens = plan.global_batch_size * model.seq_len
+    busy = breakdown.matmul + breakdown.attention + breakdown.elementwise + breakdown.recompute + breakdown.vocabulary + optimizer
+    return Estimate(
+        step_time=step_time,
+        tokens_per_s=step_tokens / step_time,
+        tokens_per_s_per_device=step_tokens / step_time / devices,
+        mfu=_share(model_flops, devices, step_time, peak_rate),
+        hfu=_share(hardware_flops, devices, step_time, peak_rate),
+        breakdown=breakdown,
+        memory=Memory(*memory),
+        peak_memory=peak,
+        peak_stage=stage,
+        memory_capacity=chip.memory_capacity,
+        energy=step_energy(system, devices, step_time, busy),
+        cost=step_cost(system, devices, step_time),
+        lower_bound=step_lower_bound(model, system, plan),
+        feasible=legal(model, system, plan) & (peak <= chip.memory_capacity),
+    )
+
+
+def _share(flops, devices, step_time, peak_rate):
+    return safe_divide(flops / devices / step_time, peak_rate)
+
+
+def step_lower_bound(model: Transformer, system: System, plan: Plan) -> Float[Array, ""]:
+    """Time no implementation of this plan can beat: the FLOP of the step at datasheet peak (layers at the plan's precision, attention core
+    and output matrix in 16 bit), with the plan's recomputation. Communication and memory may hide entirely. [s]"""
+    chip, b = system.chip, model.blocks
+    s = model.seq_len * b.seq_share
+    per_flop = jnp.sum(safe_divide(plan.precision, chip.peak_flops_per_s))
+    per_flop_high = jnp.sum(safe_divide(high_precision(plan), chip.peak_flops_per_s))
+    from ..workload._transformer import mean_attention_span  # noqa: PLC0415
+
+    core = jnp.sum(b.count * s * 2 * (mean_attention_span(model) + b.cross_seq_len) * b.num_heads * (b.qk_head_dim + b.v_head_dim))
+    vocabulary = 2 * model.seq_len * model.vocab * model.hidden
+    linear = forward_flops_per_sequence(model) - core - vocabulary
+    passes = 2 + plan.trainable
+    layers = (passes + plan.recompute_full) * (linear * per_flop + core * per_flop_high)
+    return lax.stop_gradient(1.0) * plan.global_batch_size / num_devices(plan) * (layers + passes * vocabulary * per_flop_high)

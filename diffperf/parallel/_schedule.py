@@ -1,0 +1,43 @@
+"""Pipeline schedules in closed form: idle slots and micro-batches in flight.
+
+Sources: Narayanan et al. 2021 (arXiv:2104.04473, section 2.2) for 1F1B and interleaving, Qi et al. 2023 (arXiv:2401.10241, section 3) for
+zero bubble H1, DeepSeek-AI 2024 (arXiv:2412.19437, table 2) for DualPipe. Leaves out uneven stages.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ._plan import Plan, num_microbatches
+
+
+def bubble_slots(plan: Plan, weight_gradient_share: Float[Array, ""] | float = 1 / 3) -> Float[Array, ""]:
+    """Idle time of a pipeline rank per step, in forward-plus-backward times of one micro-batch on one rank.
+
+    1F1B `(p - 1) / v`. Zero bubble H1 `(p - 1) (1 - 2 w) / v` and DualPipe `(p / 2 - 1) (1 - w)`, where `w` is the share of
+    forward plus backward that is the weight gradient, which may be put off (a third of plain matmul time).
+
+    Returns:
+      Slots, at least 0; 0 for one stage. [1]
+    """
+    p, v, w = plan.pipeline_parallel, plan.virtual_stages, weight_gradient_share
+    plain = (p - 1) / v
+    zero_bubble = jnp.maximum((p - 1) * (1 - 2 * w) / v, 0.0)
+    dualpipe = jnp.maximum(p / 2 - 1, 0.0) * (1 - w)
+    return jnp.where(p > 1, plan.schedule @ jnp.stack([plain, zero_bubble, dualpipe]), 0.0)
+
+
+def in_flight(plan: Plan, stage: Float[Array, ""] | float) -> Float[Array, ""]:
+    """Micro-batches whose activations pipeline rank `stage` (0 first) holds at its peak, in units of all of its layers.
+
+    1F1B `min(m, p - stage)`; interleaved `min(m, ((v - 1) p + 2 (p - stage - 1) + 1) / v)` (Megatron-LM's warm-up count); DualPipe `p + 1`.
+    """
+    p, v, m = plan.pipeline_parallel, plan.virtual_stages, num_microbatches(plan)
+    plain = p - stage
+    interleaved = ((v - 1) * p + 2 * (p - stage - 1) + 1) / v
+    one_f_one_b = jnp.where(v > 1, interleaved, plain)
+    return jnp.minimum(plan.schedule @ jnp.stack([one_f_one_b, one_f_one_b, p + 1.0]), jnp.maximum(m, 1.0))
+
+
+def parameter_copies(plan: Plan) -> Float[Array, ""]:
+    """Copies of a rank's weights: 2 for DualPipe (both directions), else 1. [1]"""
+    return plan.schedule @ jnp.array([1.0, 1.0, 2.0])
