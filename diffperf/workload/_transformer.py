@@ -25,9 +25,11 @@ class Blocks(eqx.Module):
       query_rank: width of the compressed query, multi-head latent attention; 0 for a direct projection. [1]
       kv_rank: width of the compressed key/value, multi-head latent attention; 0 for none. [1]
       rope_dim: width of the shared rotary key, multi-head latent attention; 0 for none. [1]
-      window: keys seen by a query with sliding-window (or chunked) attention; inf for all. [1]
+      window: keys seen by a query with sliding-window attention; inf for all. A chunk counts as a window, which errs high (a query
+        sees half a chunk on average). [1]
       causal: 1 for a causal mask, 0 for bidirectional attention. [1]
-      cross_seq_len: keys of a second, cross-attention sub-layer (same heads); 0 for none. [1]
+      cross_seq_len: keys of a second, cross-attention sub-layer (same heads); 0 for none. Its key/value projection is counted per
+        position of this kind, which is exact where both sequences are equally long; `with_seq_len` leaves it. [1]
       seq_share: positions of this kind per position of `Transformer.seq_len` (encoder against decoder). [1]
       ffn_hidden: width of the dense feed-forward part; 0 for none. [1]
       ffn_matrices: 3 for a gated, 2 for a plain feed-forward part. [1]
@@ -35,9 +37,10 @@ class Blocks(eqx.Module):
       experts_per_token: routed experts that each token visits. [1]
       expert_hidden: width of one routed expert. [1]
       shared_hidden: summed width of the shared experts. [1]
-      mixer_parameters: weights of a mixer that replaces attention (Mamba-2, gated delta rule); 0 for attention. [1]
+      mixer_parameters: weights of a mixer that replaces attention (Mamba-2, gated delta rule), or of an output gate beside it; else 0. [1]
       mixer_flops_per_token: forward FLOP of its scan, on top of 2 per weight. [FLOP]
-      parallel: 1 where attention and feed-forward part read the same input (one tensor-parallel exchange instead of two). [1]
+      parallel: 1 where attention and feed-forward part read the same input, and for a layer that is only one of the two (one
+        tensor-parallel exchange instead of two). [1]
       extra_parameters: norms, biases, sinks, router biases of one layer. [1]
     """
 
