@@ -65,7 +65,7 @@ def minimum(values: Real[ArrayLike, "*batch n"], temperature: Real[ArrayLike, ""
     safe = jnp.where(positive, values, 1.0)
     low = lax.stop_gradient(jnp.min(safe, axis=-1, keepdims=True))
     power = 1 / jnp.where(temperature > 0, temperature, 1.0)
-    smooth = low[..., 0] * jnp.sum((low / safe) ** power * (low / lax.stop_gradient(low)) ** -power, axis=-1) ** (-1 / power)
+    smooth = low[..., 0] * jnp.sum((low / safe) ** power, axis=-1) ** (-1 / power)
     return jnp.where(positive[..., 0] & (temperature > 0), smooth, jnp.min(values, axis=-1))
 
 
@@ -95,7 +95,8 @@ def choice(costs: Real[ArrayLike, " n"], temperature: Real[ArrayLike, ""] = 0.0)
     `max(costs)`.
     """
     costs, temperature = si(costs), si(temperature)
-    soft = jax.nn.softmax(-jnp.log(jnp.maximum(costs, jnp.finfo(costs.dtype).tiny)) / jnp.where(temperature > 0, temperature, 1.0))
+    safe = jnp.where(costs > 0, costs, jnp.finfo(costs.dtype).tiny)  # a zero cost wins, with gradient 0
+    soft = jax.nn.softmax(-jnp.log(safe) / jnp.where(temperature > 0, temperature, 1.0))
     hard = jax.nn.one_hot(jnp.argmin(costs), costs.shape[-1], dtype=costs.dtype)
     return jnp.where(temperature > 0, soft, hard)
 
@@ -114,11 +115,12 @@ def path_split(latency: Real[ArrayLike, " n"], time_per_share: Real[ArrayLike, "
       Finish time [s] and the shares, sum 1.
     """
     latency, time_per_share = jnp.broadcast_arrays(si(latency), si(time_per_share))
+    start = lax.stop_gradient(jnp.min(latency))  # times count from here, else a short transfer drowns in a long latency (float32)
     order = jnp.argsort(latency)
-    a, rate = latency[order], 1 / time_per_share[order]
+    a, rate = latency[order] - start, 1 / time_per_share[order]
     finish_with = (1 + jnp.cumsum(a * rate)) / jnp.cumsum(rate)  # finish when the first k paths are used
     used = finish_with > a  # the k-th path pays only while its latency is below the finish
     last = jnp.sum(jnp.cumprod(used)) - 1
     finish = finish_with[jnp.maximum(last, 0)]
-    shares = jnp.maximum(finish - latency, 0.0) / time_per_share
-    return finish, shares / jnp.sum(shares)
+    shares = jnp.maximum(finish - (latency - start), 0.0) / time_per_share
+    return start + finish, shares / jnp.sum(shares)
