@@ -33,8 +33,9 @@ def layer_activation_bytes(model: Transformer, plan: Plan) -> Float[Array, " kin
     """Activations that one layer keeps for its backward pass, per micro-batch, without recomputation. [B]
 
     Per token, 2 bytes each: inputs of two norms and of attention and feed-forward part (4 h), queries, keys, values and attention output,
-    the widths between the feed-forward matrices (with the product of a gated one), inputs and outputs of routed experts; plus, for unfused
-    attention, scores, softmax and its dropout mask (5 bytes per pair and head).
+    what lies between the feed-forward matrices (input and output of the activation, and the product of a gated one), inputs and outputs of
+    routed experts; plus, for unfused attention, scores, softmax and its dropout mask (5 bytes per pair and head) and two dropout masks
+    (2 h). For multi-head attention and a plain 4 h feed-forward part this is equation 1 of Korthikanti et al., `s b h (34 + 5 a s / h)`.
     """
     b, h = model.blocks, model.hidden
     t, ts = plan.tensor_parallel, sequence_split(plan)
@@ -42,11 +43,11 @@ def layer_activation_bytes(model: Transformer, plan: Plan) -> Float[Array, " kin
     tokens = plan.micro_batch_size * s / plan.context_parallel
     heads = b.num_heads * (b.qk_head_dim + b.v_head_dim) + b.num_kv_heads * (b.qk_head_dim + b.v_head_dim)
     mixer = 2 * b.mixer_parameters / h  # a scan keeps its projected inputs
-    ffn = (b.ffn_matrices + 1) * (b.ffn_hidden + b.shared_hidden + b.experts_per_token * b.expert_hidden)
+    ffn = b.ffn_matrices * (b.ffn_hidden + b.shared_hidden + b.experts_per_token * b.expert_hidden)
     routed = 4 * h * b.experts_per_token * (b.num_experts > 0)
     scores = 5 * b.num_heads * s / plan.context_parallel
     per_token = 8 * h / ts + (2 * heads + mixer + 2 * ffn) / t + routed + (1 - plan.fused_attention) * (1 - plan.recompute_selective) * scores / t
-    dropout = (1 - plan.fused_attention) * 4 * h / ts  # masks and their inputs, in the stacks that still trained with dropout
+    dropout = (1 - plan.fused_attention) * 2 * h / ts  # two masks of 1 byte, in the stacks that still trained with dropout
     return tokens * (per_token + dropout)
 
 
