@@ -100,8 +100,10 @@ def layer_time(model: Transformer, system: System, plan: Plan, stack: Stack, wor
     tensor = exposed * transfer
     latency = work.tensor_collectives * stack.collective_latency * jnp.log2(t)
     ring = (plan.context_parallel - 1) * work.context_nbytes
-    exchange = 4 * (work.context_nbytes + 2 * work.tokens * b.num_heads * work.head_dim / t) / plan.context_parallel * (1 - 1 / plan.context_parallel)
+    # all-to-all: queries, keys, values and outputs leave once forward and once backward; a ring sends keys and values and, backward, their gradients too
+    exchange = (work.context_nbytes + 4 * work.tokens * b.num_heads * work.head_dim / t) * (1 - 1 / plan.context_parallel)
     context_nbytes = ring + plan.context_all_to_all * (exchange - ring)
+    context_passes = 3 - plan.context_all_to_all
     context = stack.context_exposed * context_nbytes / group_rate(system, plan.context_parallel, t)
     per_byte = expert_exchange_time_per_byte(system, plan.expert_parallel, b.experts_per_token, t)
     expert = stack.expert_exposed * 2 * work.expert_nbytes * per_byte
@@ -120,7 +122,7 @@ def layer_time(model: Transformer, system: System, plan: Plan, stack: Stack, wor
         attention=factor * attention,
         elementwise=factor * elementwise * (1 + ELEMENTWISE_BACKWARD),
         tensor=factor * tensor * 2 + latency * (2 + full),
-        context=factor * context * 3,
+        context=factor * context * context_passes,
         expert=factor * expert * 2,
         launch=jnp.zeros_like(linear),
         recompute=factor * again,
