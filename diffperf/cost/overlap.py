@@ -34,7 +34,8 @@ def two_streams(compute: Real[ArrayLike, "..."], communication: Real[ArrayLike, 
     """Time until both of two concurrent streams are done, when each runs slower while the other runs.
 
     While both run, compute takes `1 + compute_slowdown` and communication `1 + communication_slowdown` times as long; when one ends the
-    other goes on alone. Slowdown 0 gives `max(C, X)`; infinite slowdown of one gives `C + X`. Exact, and piecewise smooth.
+    other goes on alone. Slowdown 0 gives `max(C, X)`; slowdown of one without end gives `C + X`. Exact, and piecewise
+    smooth; where both end together it has the one-sided gradient of compute ending first.
 
     Args:
       compute: C, time alone. [s]
@@ -45,6 +46,6 @@ def two_streams(compute: Real[ArrayLike, "..."], communication: Real[ArrayLike, 
     """
     c, x = si(compute), si(communication)
     a, b = 1 + si(compute_slowdown), 1 + si(communication_slowdown)
-    compute_first = c * a + jnp.maximum(x - c * a / b, 0.0)
-    communication_first = x * b + jnp.maximum(c - x * b / a, 0.0)
+    compute_first = x + c * a * (1 - 1 / b)  # c a, then what is left of x; written so that no difference cancels
+    communication_first = c + x * b * (1 - 1 / a)
     return jnp.where(c * a <= x * b, compute_first, communication_first)

@@ -44,8 +44,10 @@ def group_rate(system: System, ranks: Real[ArrayLike, ""], stride: Real[ArrayLik
 
 def group_latency(system: System, ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0) -> Float[Array, ""]:
     """Time per step of a collective for its slowest hop. [s]"""
+    ranks = si(ranks)
     inside = members_inside(system.scale_up, ranks, stride)
-    return jnp.where(si(ranks) > inside, system.scale_out.latency, system.scale_up.latency)
+    latency = jnp.where(ranks > inside, system.scale_out.latency, system.scale_up.latency)
+    return jnp.where(ranks * si(stride) > system.scale_out.domain, system.spine.latency, latency)
 
 
 def _ring(factor: float, system: System, nbytes, ranks, stride) -> Float[Array, ""]:
@@ -75,11 +77,12 @@ def reduce_scatter_time(system: System, nbytes: Real[ArrayLike, ""], ranks: Real
 def expert_exchange_time_per_byte(
     system: System, ranks: Real[ArrayLike, ""], experts_per_token: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0
 ) -> Float[Array, "..."]:
-    """Time to send one byte of a token to its experts on `ranks`, `r_out / out + k (n - 1) / n / up`.
+    """Time to send one byte of a token to its experts on `ranks`, `r_out / out + k (i - 1) / i / up`.
 
     A token crosses the network once per remote domain that holds one of its k experts, not once per expert: with d domains and
-    uniform routing `r_out = (d - 1) (1 - (1 - 1/d)^k)` (DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.2, sends once per node and
-    forwards over NVLink).
+    uniform routing `r_out = (d - 1) (1 - (1 - 1/d)^k)`. It lands on the device of its sender's place in the domain and goes on over the
+    scale-up tier to each expert that sits on another of the i devices there (DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.2). Leaves
+    out that experts of one token differ, which matters when a domain holds few of them, and the spine.
 
     Returns:
       Time per byte of hidden state and token; 0 for one rank. [s/B]
@@ -90,13 +93,16 @@ def expert_exchange_time_per_byte(
     domains = n / inside
     remote = (domains - 1) * (1 - jnp.exp(k * jnp.log1p(-1 / jnp.maximum(domains, 1.0 + 1e-6))))
     remote = jnp.where(domains > 1, remote, 0.0)
-    within = k * (n - 1) / n
+    within = k * (inside - 1) / inside
     out = system.scale_out.bandwidth * system.scale_out.efficiency
     return remote / out + within / tier_rate(system.scale_up, n * si(stride))
 
 
 def point_to_point_time(system: System, nbytes: Real[ArrayLike, ""], stride: Real[ArrayLike, ""]) -> Float[Array, ""]:
     """One message of `nbytes` [B] to the rank `stride` devices away. [s]"""
-    far = si(stride) >= system.scale_up.domain
-    rate = jnp.where(far, system.scale_out.bandwidth * system.scale_out.efficiency, tier_rate(system.scale_up, si(stride) + 1))
-    return si(nbytes) / rate + jnp.where(far, system.scale_out.latency, system.scale_up.latency)
+    stride = si(stride)
+    far, beyond = stride >= system.scale_up.domain, stride >= system.scale_out.domain
+    out, spine = (tier.bandwidth * tier.efficiency for tier in (system.scale_out, system.spine))
+    rate = jnp.where(far, jnp.where(beyond, jnp.minimum(out, spine), out), tier_rate(system.scale_up, stride + 1))
+    latency = jnp.where(far, jnp.where(beyond, system.spine.latency, system.scale_out.latency), system.scale_up.latency)
+    return si(nbytes) / rate + latency
