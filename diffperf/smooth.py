@@ -7,8 +7,8 @@ Temperatures are dimensionless, so the same value suits microseconds and hours. 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Real
 from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Real
 
 from ._arrays import si
 
@@ -78,7 +78,9 @@ def ceil(x: Real[ArrayLike, "..."], temperature: Real[ArrayLike, ""] = 0.0) -> F
     return jnp.where(temperature > 0, whole + rise, jnp.ceil(x))
 
 
-def where(margin: Real[ArrayLike, "..."], above: Real[ArrayLike, "..."], below: Real[ArrayLike, "..."], temperature: Real[ArrayLike, ""] = 0.0) -> Float[Array, "..."]:
+def where(
+    margin: Real[ArrayLike, "..."], above: Real[ArrayLike, "..."], below: Real[ArrayLike, "..."], temperature: Real[ArrayLike, ""] = 0.0
+) -> Float[Array, "..."]:
     """`above` where the dimensionless `margin` is at least 0, else `below`; exact at temperature 0.
 
     Above 0 the two are blended by `sigmoid(margin / temperature)`, so the result lies between them.

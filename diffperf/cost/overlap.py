@@ -30,7 +30,12 @@ def blended_overlap(compute: Real[ArrayLike, "..."], communication: Real[ArrayLi
     return weight * pnorm(compute, communication, 6.0) + (1 - weight) * together
 
 
-def two_streams(compute: Real[ArrayLike, "..."], communication: Real[ArrayLike, "..."], compute_slowdown: Real[ArrayLike, "..."], communication_slowdown: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
+def two_streams(
+    compute: Real[ArrayLike, "..."],
+    communication: Real[ArrayLike, "..."],
+    compute_slowdown: Real[ArrayLike, "..."],
+    communication_slowdown: Real[ArrayLike, "..."],
+) -> Float[Array, "..."]:
     """Time until both of two concurrent streams are done, when each runs slower while the other runs.
 
     While both run, compute takes `1 + compute_slowdown` and communication `1 + communication_slowdown` times as long; when one ends the

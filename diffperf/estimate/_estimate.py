@@ -72,7 +72,7 @@ class Estimate(eqx.Module):
       memory_capacity: of a device. [B]
       energy: of one step, whole facility. [J]
       cost: of one step. [USD]
-      lower_bound: roofline: all arithmetic at datasheet peak, or the optimizer's compulsory traffic, whichever is longer. [s]
+      lower_bound: roofline: all arithmetic at datasheet peak, see `step_lower_bound`. [s]
       feasible: True where the plan is legal for model and system and fits into memory.
     """
 

@@ -5,8 +5,7 @@ beside the last one and is exposed for the rest. `docs/model.md` has the equatio
 """
 
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from ..cost import blended_overlap, exposed_time, matmul_time, step_cost, step_energy, streaming_time
 from ..cost.collective import group_rate, point_to_point_time
@@ -19,6 +18,7 @@ from ..parallel._shard import data_ranks, device_parameters, layer_work, sequenc
 from ..smooth import safe_divide
 from ..stack import Stack
 from ..workload import Transformer, forward_flops_per_sequence
+from ..workload._transformer import mean_attention_span
 from ._estimate import Breakdown, Estimate, Memory
 from ._layer import LayerTime, high_precision, layer_time, rates
 
@@ -172,11 +172,9 @@ def step_lower_bound(model: Transformer, system: System, plan: Plan) -> Float[Ar
     s = model.seq_len * b.seq_share
     per_flop = jnp.sum(safe_divide(plan.precision, chip.peak_flops_per_s))
     per_flop_high = jnp.sum(safe_divide(high_precision(plan), chip.peak_flops_per_s))
-    from ..workload._transformer import mean_attention_span  # noqa: PLC0415
-
     core = jnp.sum(b.count * s * 2 * (mean_attention_span(model) + b.cross_seq_len) * b.num_heads * (b.qk_head_dim + b.v_head_dim))
     vocabulary = 2 * model.seq_len * model.vocab * model.hidden
     linear = forward_flops_per_sequence(model) - core - vocabulary
     passes = 2 + plan.trainable
     layers = (passes + plan.recompute_full) * (linear * per_flop + core * per_flop_high)
-    return lax.stop_gradient(1.0) * plan.global_batch_size / num_devices(plan) * (layers + passes * vocabulary * per_flop_high)
+    return plan.global_batch_size / num_devices(plan) * (layers + passes * vocabulary * per_flop_high)

@@ -12,11 +12,14 @@ from ._memory import fits_layers
 from ._plan import Plan, PlanError, num_devices
 
 TOLERANCE = 1e-4  # counts travel as floats; float32 keeps whole numbers and their ratios to this
+REST = 0.01  # what may be left of a division between counts; whole numbers below 2**24 leave none in float32
 
 
 def _divides(divisor: Array, number: Array) -> Array:
-    ratio = number / jnp.maximum(divisor, 1e-30)
-    return jnp.abs(ratio - jnp.round(ratio)) < TOLERANCE
+    """True where `number` is a multiple of `divisor`, 1 or more times. The rest is compared in units of the number, not of the divisor: a
+    batch of 1 is no multiple of 20,000 ranks, though their ratio is close to 0."""
+    times = jnp.round(number / jnp.maximum(divisor, 1e-30))
+    return (times >= 1) & (jnp.abs(number - times * divisor) < REST)
 
 
 def legal(model: Transformer, system: System, plan: Plan) -> Bool[Array, ""]:
@@ -51,10 +54,10 @@ def check_plan(model: Transformer, system: System, plan: Plan) -> None:
     d, c, e = value(plan.data_parallel), value(plan.context_parallel), value(plan.expert_parallel)
     batch, micro = value(plan.global_batch_size), value(plan.micro_batch_size)
     count = np.asarray(model.blocks.count)
-    for heads in sorted({value(h) for h, n in zip(np.asarray(model.blocks.num_heads), count) if n > 0 and h > 0}):
+    for heads in sorted({value(h) for h, n in zip(np.asarray(model.blocks.num_heads), count, strict=True) if n > 0 and h > 0}):
         if heads % t:
             raise PlanError(f"tensor_parallel is {t:g}; it should divide num_heads = {heads:g}. Choose {_choices(heads)}.")
-    experts = {value(x) for x, n in zip(np.asarray(model.blocks.num_experts), count) if n > 0 and x > 0}
+    experts = {value(x) for x, n in zip(np.asarray(model.blocks.num_experts), count, strict=True) if n > 0 and x > 0}
     if not experts and e != 1:
         raise PlanError(f"expert_parallel is {e:g}, but the model has no routed experts. Use 1.")
     for number in sorted(experts):
@@ -62,14 +65,17 @@ def check_plan(model: Transformer, system: System, plan: Plan) -> None:
             raise PlanError(f"expert_parallel is {e:g}; it should divide num_experts = {number:g}. Choose {_choices(number)}.")
     if (d * c) % e:
         raise PlanError(f"expert_parallel is {e:g}; it should divide data_parallel * context_parallel = {d * c:g}. Choose {_choices(d * c)}.")
+    if c > value(model.seq_len):
+        raise PlanError(f"context_parallel is {c:g}; it should be at most seq_len = {value(model.seq_len):g}. Lower it, or use longer sequences.")
     layers = value(num_layers(model))
     if v > 1 and p == 1:
         raise PlanError(f"virtual_stages is {v:g} with pipeline_parallel = 1; interleaving needs a pipeline. Use virtual_stages = 1.")
     if not bool(fits_layers(model, plan)):
-        options = [q for q in range(1, int(layers) + 1) if any((layers + extra) % (q * v) == 0 for extra in (0, 1, 2)) and q * v <= layers]
+        options = [q for q in range(1 if v == 1 else 2, int(layers / v) + 1) if any((layers + extra) % (q * v) == 0 for extra in (0, 1, 2))]
+        mend = f"With virtual_stages = {v:g} choose pipeline_parallel = {_list(options)}." if options else "Lower virtual_stages."
         raise PlanError(
             f"pipeline_parallel * virtual_stages is {p * v:g}; it should divide num_layers = {layers:g} (or {layers + 1:g}, {layers + 2:g} with "
-            f"embedding and output counted as layers). With virtual_stages = {v:g} choose pipeline_parallel = {_list(options)}."
+            f"embedding and output counted as layers). {mend}"
         )
     if batch % (d * micro):
         raise PlanError(
@@ -83,9 +89,10 @@ def check_plan(model: Transformer, system: System, plan: Plan) -> None:
             f"Lower one of them, or give the system more devices."
         )
     peaks = np.asarray(system.chip.peak_flops_per_s)
-    wanted = [name for name, weight, peak in zip(DATATYPES, np.asarray(plan.precision), peaks) if weight > 0 and not peak > 0]
+    wanted = [name for name, weight, peak in zip(DATATYPES, np.asarray(plan.precision), peaks, strict=True) if weight > 0 and not peak > 0]
     if wanted:
-        raise PlanError(f"precision is {wanted[0]}, which this chip has no units for. Choose {', '.join(n for n, q in zip(DATATYPES, peaks) if q > 0)}.")
+        known = ", ".join(name for name, peak in zip(DATATYPES, peaks, strict=True) if peak > 0)
+        raise PlanError(f"precision is {wanted[0]}, which this chip has no units for. Choose {known}.")
 
 
 def _list(values) -> str:

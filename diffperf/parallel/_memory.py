@@ -100,7 +100,7 @@ def peak_memory(model: Transformer, plan: Plan, stack: Stack) -> tuple[StageMemo
     p = plan.pipeline_parallel
     first, last = (stage_memory(model, plan, stack, stage) for stage in (jnp.zeros_like(p), p - 1))
     on_last = sum(last) > sum(first)
-    chosen = StageMemory(*(jnp.where(on_last, y, x) for x, y in zip(first, last)))
+    chosen = StageMemory(*(jnp.where(on_last, y, x) for x, y in zip(first, last, strict=True)))
     return chosen, jnp.where(on_last, p - 1, 0.0)
 
 

@@ -1,6 +1,7 @@
 """How a job is laid out on a cluster, as a pytree of numbers, and the door at which a person's words become one."""
 
 import math
+import numbers
 from typing import Literal
 
 import equinox as eqx
@@ -141,22 +142,23 @@ def plan_numbers(
         shard_group=shard_group,
     )  # fmt: skip
     for name, value in degrees.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise PlanError(f"{name} is {value!r}; it should be a positive number.")
-        if name not in ("micro_batch_size", "global_batch_size", "shard_group") and value != int(value):
+        unbounded = name == "shard_group" and value == math.inf
+        if not _is_number(value) or not value > 0 or (value == math.inf and not unbounded):
+            raise PlanError(f"{name} is {value!r}; it should be a positive number{', or inf for all ranks' * (name == 'shard_group')}.")
+        if name not in ("micro_batch_size", "global_batch_size") and not unbounded and value != int(value):
             raise PlanError(f"{name} is {value!r}; it should be a whole number of at least 1.")
     shares = dict(trainable=trainable, optimizer_offload=optimizer_offload, activation_offload=activation_offload)
     for name, value in shares.items():
-        if not 0 <= value <= 1:
+        if not _is_number(value) or not 0 <= value <= 1:
             raise PlanError(f"{name} is {value!r}; it should be a fraction in [0, 1].")
     if isinstance(recompute, str):
         if recompute not in ("none", "selective", "full"):
             raise PlanError(f"recompute is {recompute!r}; it should be 'none', 'selective', 'full' or the part of the layers, in [0, 1].")
         full, selective = float(recompute == "full"), float(recompute == "selective")
     else:
+        if not _is_number(recompute) or not 0 <= recompute <= 1:
+            raise PlanError(f"recompute is {recompute!r}; it should be 'none', 'selective', 'full' or the part of the layers, in [0, 1].")
         full, selective = float(recompute), 0.0
-        if not 0 <= full <= 1:
-            raise PlanError(f"recompute is {recompute!r}; as a number it is the part of the layers, in [0, 1].")
     if zero_stage not in (0, 1, 2, 3):
         raise PlanError(f"zero_stage is {zero_stage!r}; it should be 0, 1, 2 or 3.")
     if context_mode not in ("ring", "all-to-all"):
@@ -165,6 +167,9 @@ def plan_numbers(
         if optimizer not in OPTIMIZER_BYTES:
             raise PlanError(f"optimizer is {optimizer!r}; it should be one of {', '.join(OPTIMIZER_BYTES)}, or give optimizer_bytes.")
         optimizer_bytes = OPTIMIZER_BYTES[optimizer]
+    for name, value in dict(weight_bytes=weight_bytes, gradient_bytes=gradient_bytes, optimizer_bytes=optimizer_bytes).items():
+        if not _is_number(value) or not 0 <= value < math.inf:
+            raise PlanError(f"{name} is {value!r}; it should be the bytes per parameter, 0 or more.")
     return dict(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
@@ -196,6 +201,10 @@ def plan_numbers(
         overlap_tensor=float(overlap_tensor),
         overlap_pipeline=float(overlap_pipeline),
     )
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def num_devices(plan: Plan) -> Float[Array, ""]:

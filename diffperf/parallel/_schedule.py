@@ -13,8 +13,9 @@ from ._plan import Plan, num_microbatches
 def bubble_slots(plan: Plan, weight_gradient_share: Float[Array, ""] | float = 1 / 3) -> Float[Array, ""]:
     """Idle time of a pipeline rank per step, in forward-plus-backward times of one micro-batch on one rank.
 
-    1F1B `(p - 1) / v`. Zero bubble H1 `(p - 1) (1 - 2 w) / v` and DualPipe `(p / 2 - 1) (1 - w)`, where `w` is the share of
-    forward plus backward that is the weight gradient, which may be put off (a third of plain matmul time).
+    1F1B `(p - 1) / v`. Zero bubble H1 `(p - 1) (1 - 2 w) / v` and DualPipe `(p / 2 - 1) (3 - 5 w) / 2`, where `w` is the share of
+    forward plus backward that is the weight gradient, which may be put off (a third of plain matmul time), and the forward pass takes as
+    long as the input gradient. In the terms of DeepSeek-AI 2024: F = (1 - w) / 2, B = (1 + w) / 2, F&B = F + B = 1, W = w.
 
     Returns:
       Slots, at least 0; 0 for one stage. [1]
@@ -22,7 +23,7 @@ def bubble_slots(plan: Plan, weight_gradient_share: Float[Array, ""] | float = 1
     p, v, w = plan.pipeline_parallel, plan.virtual_stages, weight_gradient_share
     plain = (p - 1) / v
     zero_bubble = jnp.maximum((p - 1) * (1 - 2 * w) / v, 0.0)
-    dualpipe = jnp.maximum(p / 2 - 1, 0.0) * (1 - w)
+    dualpipe = jnp.maximum(p / 2 - 1, 0.0) * jnp.maximum((3 - 5 * w) / 2, 0.0)
     return jnp.where(p > 1, plan.schedule @ jnp.stack([plain, zero_bubble, dualpipe]), 0.0)
 
 
