@@ -11,6 +11,7 @@ Defaults (each is what the sources that do print the value mostly use):
   `hidden = 128 layers`.
 """
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -18,14 +19,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import equinox as eqx
 import jax
 import numpy as np
 
 from ..hardware import System, generation, load_system, resolve_name
 from ..io import Run
 from ..parallel import Plan
+from ..parallel._memory import peak_memory
 from ..parallel._plan import OPTIMIZER_BYTES, plan_numbers
 from ..workload import Transformer, load_model, num_parameters, pad_kinds, resolve_model_name, transformer, with_seq_len
+from ..stack import Stack
+from ._constants import MEMORY_DEFAULTS
 from ._frameworks import features, identify, is_adapter
 
 ADAPTER_SHARE = 0.002  # trainable part of the weights with low-rank adapters on all projections at rank 16, 70B
@@ -110,8 +115,6 @@ def _model(name: str, layers, hidden, heads, kv_heads, ffn, vocab, gated, expert
 
 def _cut(model: Transformer, layers: float | None, vocab: float | None) -> Transformer:
     """A catalog model with the row's layer count (kinds keep their proportion, at least one layer each) and vocabulary."""
-    import equinox as eqx
-
     count = np.asarray(model.blocks.count, float)
     if layers and layers != count.sum():
         scaled = np.where(count > 0, np.maximum(np.round(count * layers / count.sum()), 1.0), 0.0)
@@ -258,7 +261,8 @@ def plan_of(run: Run, model: Transformer, system: System, tpu: bool) -> dict:
     if tpu and text == "selective":
         recompute = 0.5  # a named policy of MaxText saves some projections and repeats the rest: about half a forward pass
     experts = run.experts or 0
-    expert_parallel = run.ep or (max(math.gcd(int(experts), int(max(degrees["dp"], 1))), 1) if experts > 1 and "alpa" in run.framework.lower() else 1)
+    spread = "alpa" in run.framework.lower()
+    expert_parallel = run.ep or (math.gcd(int(experts), int(degrees["dp"])) if experts > 1 and spread else 1)
     fused = run.flash_attention if run.flash_attention is not None else year >= 2023
     known_off = run.framework.lower().startswith("megatron-deepspeed") and not run.flash_attention and "flashattention" not in run.framework.lower()
     serial = "communication overlap disabled" in run.notes
@@ -289,8 +293,6 @@ def plan_of(run: Run, model: Transformer, system: System, tpu: bool) -> dict:
 
 def _borrow(runs: Sequence[Run]) -> list[Run]:
     """Fills missing parallel degrees from rows of the same model, accelerator, device count and batch."""
-    import dataclasses
-
     known: dict[tuple, Run] = {}
     key = lambda r: (r.model_name, r.accelerator, r.num_devices, r.global_batch)
     for run in runs:
@@ -303,6 +305,17 @@ def _borrow(runs: Sequence[Run]) -> list[Run]:
             run = dataclasses.replace(run, tp=like.tp, pp=like.pp, cp=like.cp, dp=like.dp, vpp=like.vpp, micro_batch=run.micro_batch or like.micro_batch)
         filled.append(run)
     return filled
+
+
+@lru_cache(maxsize=1)
+def _peak_function():
+    typical = Stack(**{f.name: 1.0 for f in dataclasses.fields(Stack)} | MEMORY_DEFAULTS)
+    return jax.jit(jax.vmap(lambda model, plan: sum(peak_memory(model, plan, typical)[0])))
+
+
+def _peak(model: Transformer, plan: Plan) -> np.ndarray:
+    """Peak memory of each row with typical software. [B]"""
+    return np.asarray(_peak_function()(model, plan))
 
 
 def prepare(runs: Sequence[Run], *, need_time: bool = True, like: Sequence[Run] = (), kinds: int = 3) -> Rows:
@@ -352,11 +365,16 @@ def prepare(runs: Sequence[Run], *, need_time: bool = True, like: Sequence[Run] 
     padded = {key: jax.tree.map(np.asarray, pad_kinds(m, kinds)) for key, m in unique.items()}
     stack_trees = lambda trees: jax.tree.map(lambda *leaves: np.stack(leaves).astype(float), *trees)
     stack, family, kind, name, shifts = zip(*labels)
+    plan = Plan(**{key: np.stack([np.asarray(p[key], float) for p in plans]) for key in plans[0]})
+    model, system = stack_trees([padded[id(m)] for m in models]), stack_trees(systems)
+    silent = np.array([not run.recompute and f == "fsdp" for run, f in zip(kept, family)])
+    over = _peak(model, plan) > np.asarray(system.chip.memory_capacity)
+    plan = eqx.tree_at(lambda p: p.recompute_full, plan, np.where(silent & over, 1.0, np.asarray(plan.recompute_full)))
     return Rows(
         runs=tuple(kept),
-        model=stack_trees([padded[id(m)] for m in models]),
-        system=stack_trees(systems),
-        plan=Plan(**{key: np.stack([np.asarray(p[key], float) for p in plans]) for key in plans[0]}),
+        model=model,
+        system=system,
+        plan=plan,
         log_time=np.log(np.array([run.step_time_s or np.nan for run in kept])),
         weight=np.array([run.weight for run in kept]),
         stack=stack,

@@ -11,13 +11,13 @@ import json
 import math
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._files import write_atomic
 from ._system import DATATYPES, Chip, Host, System, Tier
 
 CATALOG_DIRECTORY = Path(__file__).with_name("catalog")
@@ -167,17 +167,7 @@ def write_fitted(
     text = "\n".join(lines) + "\n"
     _check_fitted(tomllib.loads(text), target, _spec(*origin))
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes a file that only its owner can read
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomic(target, text)
     return target
 
 

@@ -11,7 +11,7 @@ from ._runs import (
     write_runs as write_runs,
 )
 from ._tables import RunFileError as RunFileError
-from ._write import write_atomic as write_atomic
+from .._files import write_atomic as write_atomic
 
 __all__ = ["ARCHITECTURE_COLUMNS", "COLUMNS", "Run", "RunFileError", "RunTable", "published_runs_path", "read_runs",
            "runs_from_records", "source_repository", "write_atomic", "write_runs"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ._tables import Row, RunFileError, csv_bytes, from_records, parquet_bytes, read_csv, read_parquet
-from ._write import write_atomic
+from .._files import write_atomic
 
 _Cell = str | float | bool | None
 
