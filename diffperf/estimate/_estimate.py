@@ -1,7 +1,11 @@
 """What a prediction is: a pytree of numbers that also prints itself."""
 
+from typing import Any
+
 import equinox as eqx
 from jaxtyping import Array, Float
+
+from . import _render
 
 
 class Breakdown(eqx.Module):
@@ -90,3 +94,13 @@ class Estimate(eqx.Module):
     cost: Float[Array, ""]
     lower_bound: Float[Array, ""]
     feasible: Array
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python numbers under names with units, such as `step_time_s`; lists where the estimate is batched."""
+        return _render.to_dict(self)
+
+    def __str__(self) -> str:
+        return repr(self) if _render.is_traced(self) else _render.to_text(self)
+
+    def _repr_html_(self) -> str | None:
+        return None if _render.is_traced(self) else _render.to_html(self)
