@@ -231,6 +231,7 @@ def test_limits_of_overlap():
     assert_allclose(blended_overlap(3.0, 4.0, 1.0), (3.0**6 + 4.0**6) ** (1 / 6), rtol=1e-14)
     for function, arguments in ((exposed_time, (0.0, 0.0)), (exposed_time, (0.0, 1.0)), (blended_overlap, (0.0, 0.0, 0.5)), (blended_overlap, (0.0, 1.0, 0.5))):
         chex.assert_tree_all_finite(jax.value_and_grad(function, (0, 1))(*arguments))
+    assert jax.grad(exposed_time)(0.0, 0.0) == 1  # with no cover all of it is exposed, also the first byte
     check_grads(exposed_time, (2.0, 3.0), order=1, modes=("rev",), rtol=1e-5)
     check_grads(blended_overlap, (2.0, 3.0, 0.3), order=1, modes=("rev",), rtol=1e-5)
 

@@ -21,7 +21,7 @@ def exposed_time(communication: Real[ArrayLike, "..."], cover: Real[ArrayLike, "
       Time between 0 and X. [s]
     """
     communication = si(communication)
-    return communication * safe_divide(communication, communication + cover)
+    return communication * safe_divide(communication, communication + cover, otherwise=1.0)
 
 
 def blended_overlap(compute: Real[ArrayLike, "..."], communication: Real[ArrayLike, "..."], weight: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
