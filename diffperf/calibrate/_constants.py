@@ -100,7 +100,10 @@ FEATURE_EFFECTS = (
 
 NAMES = tuple(c.name for c in CONSTANTS)
 HARDWARE = tuple(name for name in NAMES if name.split(".")[0] in ("chip", "scale_up", "scale_out"))
-MEMORY_DEFAULTS = dict(activation_memory=1.0, selective_memory=0.65, memory_overhead=1.04, memory_fixed=1.5e9)
+MEMORY_DEFAULTS = dict(
+    activation_memory=1.0, selective_memory=0.65, low_precision_storage=1.0, working_layers=1.0, logit_bytes=5.5, memory_overhead=1.01,
+    memory_fixed=5e8,
+)  # fmt: skip
 """Memory constants of a stack, which step times say nothing about; `_memory_fit.py` fits them apart."""
 
 _INDEX = {name: i for i, name in enumerate(NAMES)}

@@ -3,7 +3,7 @@
 Defaults (each is what the sources that do print the value mostly use):
 - sequence parallelism: on with tensor parallelism from 2023, off before; ZeRO stage: 1 from 2023, 0 before and for adapters, 3 over all
   chips for MaxText on TPU; fused attention: on from 2023, off before; recompute: none.
-- micro-batch: from batch and data-parallel size on TPU, 1 in MLPerf and elsewhere from 2023; before, 4 below 9e9 parameters, 2 below 50e9,
+- micro-batch: from batch and data-parallel size on TPU, one per pipeline stage in torchtitan, 1 in MLPerf and elsewhere from 2023; before, 4 below 9e9 parameters, 2 below 50e9,
   1 above; 8 for Alpa.
 - parallel degrees: those of a row with the same model, accelerator, device count and batch in the same table, if there is one; else
   tensor parallelism is the smallest power of two that holds model states in 60% of memory within a node, and the rest is data parallel.
@@ -94,7 +94,7 @@ def _model(name: str, layers, hidden, heads, kv_heads, ffn, vocab, gated, expert
     except ValueError:
         known = None
     if known is not None and (hidden is None or float(known.hidden) == hidden):
-        return with_seq_len(_cut(known, layers, vocab), seq_len)
+        return with_seq_len(_cut(known, layers, vocab, kv_heads), seq_len)
     if layers and hidden:
         heads = heads or max(1.0, round(hidden / 128))
         kv = kv_heads if kv_heads and heads % kv_heads == 0 else heads
@@ -113,8 +113,8 @@ def _model(name: str, layers, hidden, heads, kv_heads, ffn, vocab, gated, expert
     raise SkipRun("no architecture: name not in the catalog, no layers and hidden, no parameter count")
 
 
-def _cut(model: Transformer, layers: float | None, vocab: float | None) -> Transformer:
-    """A catalog model with the row's layer count (kinds keep their proportion, at least one layer each) and vocabulary."""
+def _cut(model: Transformer, layers: float | None, vocab: float | None, kv_heads: float | None) -> Transformer:
+    """A catalog model with the row's layer count (kinds keep their proportion, at least one layer each), vocabulary and key/value heads."""
     count = np.asarray(model.blocks.count, float)
     if layers and layers != count.sum():
         scaled = np.where(count > 0, np.maximum(np.round(count * layers / count.sum()), 1.0), 0.0)
@@ -122,6 +122,9 @@ def _cut(model: Transformer, layers: float | None, vocab: float | None) -> Trans
         if (scaled < 0).any():
             scaled = count * layers / count.sum()
         model = eqx.tree_at(lambda m: m.blocks.count, model, scaled)
+    latent = bool(np.any(np.asarray(model.blocks.kv_rank) > 0))
+    if kv_heads and not latent and np.all(np.asarray(model.blocks.num_heads) % kv_heads == 0):
+        model = eqx.tree_at(lambda m: m.blocks.num_kv_heads, model, np.full(count.shape, float(kv_heads)))
     if vocab and float(model.vocab) > 0:
         model = eqx.tree_at(lambda m: m.vocab, model, np.asarray(vocab, float))
     return model
@@ -195,7 +198,7 @@ def _shard(run: Run, adapter: bool, tpu: bool) -> tuple[int, float, bool]:
     """(ZeRO stage, ranks of a shard group, offloaded) from the free text of `zero_stage_or_fsdp`."""
     text, year = run.zero_stage_or_fsdp.lower(), run.year or 2025
     group = re.search(r"(?:size|group) (\d+)", text)
-    ranks = float(group[1]) if group else math.inf
+    ranks = float(group[1]) * (run.cp or 1.0) if group else math.inf  # the printed size counts data-parallel ranks
     offload = "offload" in text
     if "shard-grad-op" in text or "zero2" in text:
         return 2, ranks, offload
@@ -248,6 +251,8 @@ def plan_of(run: Run, model: Transformer, system: System, tpu: bool) -> dict:
         micro = run.micro_batch
     elif tpu:
         micro = batch / degrees["dp"]
+    elif "torchtitan" in run.framework.lower() and degrees["pp"] > 1:
+        micro = batch / degrees["dp"] / degrees["pp"]
     elif "alpa" in run.framework.lower():
         micro = 8.0
     elif year >= 2023:
@@ -265,6 +270,7 @@ def plan_of(run: Run, model: Transformer, system: System, tpu: bool) -> dict:
     expert_parallel = run.ep or (math.gcd(int(experts), int(degrees["dp"])) if experts > 1 and spread else 1)
     fused = run.flash_attention if run.flash_attention is not None else year >= 2023
     known_off = run.framework.lower().startswith("megatron-deepspeed") and not run.flash_attention and "flashattention" not in run.framework.lower()
+    narrow = run.source.startswith("mlcommons") and precision_of(run) in ("fp8", "mxfp8", "nvfp4")  # 8-bit weights, 16-bit gradients there
     serial = "communication overlap disabled" in run.notes
     return plan_numbers(
         global_batch_size=float(batch),
@@ -283,6 +289,8 @@ def plan_of(run: Run, model: Transformer, system: System, tpu: bool) -> dict:
         precision=precision_of(run),
         fused_attention=bool(fused) and not known_off,
         trainable=ADAPTER_SHARE if adapter else 1.0,
+        weight_bytes=1.0 if narrow else 2.0,
+        gradient_bytes=2.0 if narrow else 4.0,
         optimizer_bytes=OPTIMIZER_BYTES["adam"],
         optimizer_offload=float(offload),
         overlap_tensor=not serial,

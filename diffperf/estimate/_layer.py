@@ -11,14 +11,13 @@ from jaxtyping import Array, Float
 
 from ..cost import attention_time, matmul_time, streaming_time
 from ..cost.collective import expert_exchange_time_per_byte, group_rate
-from ..hardware import DATATYPES, System
+from ..hardware import DATATYPES, LOW_PRECISION, System
 from ..parallel._plan import Plan
 from ..parallel._shard import LayerWork, Matmuls
 from ..smooth import pnorm, safe_divide
 from ..stack import Stack
 from ..workload import Transformer
 
-LOW_PRECISION = tuple(float(name in ("fp8", "mxfp8", "nvfp4", "int8")) for name in DATATYPES)
 ELEMENTWISE_BACKWARD = 1.3  # backward over forward traffic of norms, residuals and activations; not identified by whole-step times
 UNFUSED_PASSES = 2.0  # score matrices are streamed once forward and once backward, and once more when recomputed
 

@@ -41,13 +41,17 @@ def _ring_time(system: System, ranks: Float[Array, ""], stride: Float[Array, ""]
 
 
 def parameter_gather_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> Float[Array, ""]:
-    """Traffic of sharded parameters for one micro-batch: gathered for the forward and the backward pass, gradients scattered once. [s]"""
+    """Traffic of sharded parameters for one micro-batch: gathered for the forward and the backward pass, gradients scattered once.
+
+    In a pipeline they stay gathered (`stage_memory` counts that), and the traffic of a step is spread over its micro-batches. [s]
+    """
     dense, experts = device_parameters(model, plan)
     dense_ranks, expert_ranks = (jnp.minimum(r, plan.shard_group) for r in data_ranks(plan))
     nbytes = 2 * plan.weight_bytes + 2 * stack.gradient_traffic * plan.trainable
     stride = plan.tensor_parallel
     moved = dense * _ring_time(system, dense_ranks, stride) + experts * _ring_time(system, expert_ranks, stride * plan.expert_parallel)
-    return plan.shard_parameters * nbytes * moved
+    times = jnp.where(plan.pipeline_parallel > 1, 1 / num_microbatches(plan), 1.0)
+    return plan.shard_parameters * nbytes * moved * times
 
 
 def gradient_reduce_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> Float[Array, ""]:

@@ -11,6 +11,7 @@ from ._catalog import vendor as vendor
 from ._catalog import write_fitted as write_fitted
 from ._system import BYTES_PER_ELEMENT as BYTES_PER_ELEMENT
 from ._system import DATATYPES as DATATYPES
+from ._system import LOW_PRECISION as LOW_PRECISION
 from ._system import Chip as Chip
 from ._system import Host as Host
 from ._system import System as System

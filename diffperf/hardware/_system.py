@@ -9,6 +9,9 @@ from .._arrays import si
 DATATYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "int8")
 """Order of the datatype axis of `Chip.peak_flops_per_s` and of `Plan.precision`."""
 
+LOW_PRECISION = tuple(float(name in ("fp8", "mxfp8", "nvfp4", "int8")) for name in DATATYPES)
+"""1 at the 8- and 4-bit datatypes, in the order of `DATATYPES`."""
+
 BYTES_PER_ELEMENT = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5, "int8": 1.0}
 
 

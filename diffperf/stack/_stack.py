@@ -45,6 +45,9 @@ class Stack(eqx.Module):
       scale_jitter: growth of the step per doubling of devices beyond 8. [1]
       activation_memory: stored activations relative to their closed form. [1]
       selective_memory: stored activations under selective recompute relative to those without. [1]
+      low_precision_storage: 1 where 8-bit matmuls keep their operands in 8 bits for the backward pass. [1]
+      working_layers: working set of a layer's backward pass relative to its stored activations. [1]
+      logit_bytes: memory per logit at the output layer: copies in 16 and 32 bits, gradient. [B]
       memory_overhead: allocated memory relative to live tensors (fragmentation). [1]
       memory_fixed: context, communication buffers, workspace. [B]
     """
@@ -84,5 +87,8 @@ class Stack(eqx.Module):
     scale_jitter: Float[Array, ""] = eqx.field(converter=si)
     activation_memory: Float[Array, ""] = eqx.field(converter=si)
     selective_memory: Float[Array, ""] = eqx.field(converter=si)
+    low_precision_storage: Float[Array, ""] = eqx.field(converter=si)
+    working_layers: Float[Array, ""] = eqx.field(converter=si)
+    logit_bytes: Float[Array, ""] = eqx.field(converter=si)
     memory_overhead: Float[Array, ""] = eqx.field(converter=si)
     memory_fixed: Float[Array, ""] = eqx.field(converter=si)

@@ -41,6 +41,7 @@ class Layer:
       qk_norm: whether queries and keys have a gain of width `head_dim`, shared by the heads.
       qkv_bias, output_bias, ffn_bias: biases of the attention input, of its output, and of all feed-forward matrices.
       extra_parameters: further weights without FLOP of their own. [1]
+      leading: whether these layers come before all others (dense layers first), so that they lie on the first pipeline stages.
     """
 
     count: float = 1
@@ -71,6 +72,7 @@ class Layer:
     output_bias: bool = False
     ffn_bias: bool = False
     extra_parameters: float = 0
+    leading: bool = False
 
 
 _LAYER_FIELDS = tuple(field.name for field in dataclasses.fields(Layer))
@@ -159,7 +161,7 @@ def _layer(fields: Mapping[str, Any]) -> Layer:
     if unknown:
         raise ValueError(f"transformer: unknown field {', '.join(unknown)}. Accepted for a layer: {', '.join(_LAYER_FIELDS)}.")
     layer = Layer(**fields)
-    flags = ("causal", "gated", "parallel", "norm", "qk_norm", "qkv_bias", "output_bias", "ffn_bias")
+    flags = ("causal", "gated", "parallel", "norm", "qk_norm", "qkv_bias", "output_bias", "ffn_bias", "leading")
     for name in set(_LAYER_FIELDS) - set(flags) - {"extra_parameters", "mixer_parameters"}:
         value = getattr(layer, name)
         if value is not None and not value >= 0:
@@ -213,7 +215,7 @@ def _block(layer: Layer, hidden: float) -> dict[str, float]:
     head_dim = (hidden / heads if heads else 0) if layer.head_dim is None or not heads else layer.head_dim
     ffn_hidden = layer.ffn_hidden if layer.ffn_hidden is not None else (0 if layer.num_experts else 4 * hidden)
     copied = ("count", "query_rank", "kv_rank", "rope_dim", "window", "causal", "cross_seq_len", "seq_share", "num_experts")
-    copied += ("experts_per_token", "expert_hidden", "shared_hidden", "mixer_parameters", "mixer_flops_per_token")
+    copied += ("experts_per_token", "expert_hidden", "shared_hidden", "mixer_parameters", "mixer_flops_per_token", "leading")
     v_head_dim = (head_dim if layer.v_head_dim is None else layer.v_head_dim) if heads else 0
     block = {name: getattr(layer, name) for name in copied}
     block |= {"num_heads": heads, "num_kv_heads": kv_heads, "qk_head_dim": head_dim, "v_head_dim": v_head_dim}

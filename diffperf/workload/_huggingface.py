@@ -200,7 +200,7 @@ def _feed_forward(c: _Config, index: int, dense: float) -> dict[str, Any]:
     """Dense or expert fields of layer `index`."""
     experts = c.get(*_EXPERTS, default=0)
     if not experts or not _is_sparse(c, index):
-        return {"ffn_hidden": dense}
+        return {"ffn_hidden": dense, "leading": index < c.get("first_k_dense_replace", default=0)}
     width = c.get("moe_intermediate_size", "intermediate_size")
     shared = c.get("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
     if shared is None:

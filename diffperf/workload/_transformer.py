@@ -42,6 +42,7 @@ class Blocks(eqx.Module):
       parallel: 1 where attention and feed-forward part read the same input, and for a layer that is only one of the two (one
         tensor-parallel exchange instead of two). [1]
       extra_parameters: norms, biases, sinks, router biases of one layer. [1]
+      leading: 1 where the layers of this kind come before all others (dense layers first), 0 where kinds alternate. [1]
     """
 
     count: Float[Array, " kinds"] = eqx.field(converter=si)
@@ -66,6 +67,7 @@ class Blocks(eqx.Module):
     mixer_flops_per_token: Float[Array, " kinds"] = eqx.field(converter=si)
     parallel: Float[Array, " kinds"] = eqx.field(converter=si)
     extra_parameters: Float[Array, " kinds"] = eqx.field(converter=si)
+    leading: Float[Array, " kinds"] = eqx.field(converter=si)
 
 
 class Transformer(eqx.Module):
