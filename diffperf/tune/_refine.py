@@ -24,7 +24,7 @@ from ..workload import Transformer, num_layers
 from ._evaluate import apply_objective, column_slots, estimate_rows
 
 KNOBS = ("recompute_full", "activation_offload", "optimizer_offload")
-_STARTS = 8
+_STARTS = 16
 _STEPS = 100
 _LEARNING_RATE = 0.15  # logits travel 15 in all, from one corner to the other
 _OVERFLOW_WEIGHT = 10.0  # 1% too much memory weighs as much as 10% of time
