@@ -1,5 +1,6 @@
 """How long one thing takes: numbers by hand, units, monotonicity, bounds and gradients of each cost."""
 
+import functools
 import itertools
 
 import chex
@@ -28,8 +29,9 @@ from diffperf.cost.collective._alpha_beta import tier_rate
 from diffperf.hardware import load_system
 
 GIB = 2.0**30
-relaxed = settings(deadline=None, max_examples=40)
-SIZE, RANKS, SCALE, TIME = st.floats(1.0, 1e12), st.integers(1, 4096), st.floats(1e-3, 1e3), st.floats(1e-7, 1e3)
+relaxed = settings(deadline=None, max_examples=40, derandomize=True)
+floats = functools.partial(st.floats, allow_subnormal=False)  # XLA flushes subnormal numbers to 0
+SIZE, RANKS, SCALE, TIME = floats(1.0, 1e12), st.integers(1, 4096), floats(1e-3, 1e3), floats(1e-7, 1e3)
 
 COLLECTIVES = (all_reduce_time, all_gather_time, reduce_scatter_time)
 H100 = load_system("h100_sxm", fitted=False)
@@ -142,7 +144,7 @@ def test_collectives_follow_the_units_of_bytes_and_seconds(nbytes, ranks, stride
 
 
 @relaxed
-@given(SIZE, RANKS, st.integers(1, 64), st.floats(1.0, 10.0), st.sampled_from(["scale_up", "scale_out", "spine"]))
+@given(SIZE, RANKS, st.integers(1, 64), floats(1.0, 10.0), st.sampled_from(["scale_up", "scale_out", "spine"]))
 def test_more_bytes_are_never_faster_and_more_bandwidth_never_slower(nbytes, ranks, stride, factor, tier):
     faster = eqx.tree_at(lambda s: getattr(s, tier).bandwidth, NETWORK, replace_fn=lambda x: x * factor)
     everything = lambda system, size: jnp.append(ring_times(system, size, ranks, stride), jnp.stack([
@@ -214,7 +216,7 @@ def test_point_to_point_by_hand():
 
 
 @relaxed
-@given(TIME, TIME, st.floats(0.0, 1.0))
+@given(TIME, TIME, floats(0.0, 1.0))
 def test_overlaps_stay_inside_their_bounds(compute, communication, weight):
     exposed = float(exposed_time(communication, compute))
     assert max(0.0, communication - compute) <= exposed * (1 + 1e-12) and exposed <= communication
@@ -236,7 +238,7 @@ def test_limits_of_overlap():
     check_grads(blended_overlap, (2.0, 3.0, 0.3), order=1, modes=("rev",), rtol=1e-5)
 
 
-SLOWDOWN = st.floats(0.0, 4.0)
+SLOWDOWN = floats(0.0, 4.0)
 
 
 @relaxed

@@ -52,7 +52,7 @@ CASES = {
                                                           activation_offload=1.0)),
     "frozen": ("llama3-8b", "h100_sxm", dict(global_batch_size=8, trainable=0.0, pipeline_parallel=2, data_parallel=2, schedule="zero-bubble")),
 }  # fmt: skip
-relaxed = settings(deadline=None, max_examples=60)
+relaxed = settings(deadline=None, max_examples=60, derandomize=True)
 
 
 @functools.lru_cache(maxsize=1)

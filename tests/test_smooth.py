@@ -1,5 +1,7 @@
 """Relaxations: exact at temperature 0, inside the bounds of their docstrings above it, with true gradients, also at the edges."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,10 +14,11 @@ from numpy.testing import assert_allclose
 
 from diffperf import smooth
 
-relaxed = settings(deadline=None, max_examples=60)
-TIMES = st.lists(st.floats(0.0, 1e3, allow_subnormal=False) | st.floats(1e-7, 1e-3), min_size=3, max_size=3)
-POSITIVE = st.lists(st.floats(1e-7, 1e3), min_size=3, max_size=3)
-TEMPERATURE = st.floats(1e-3, 2.0)
+relaxed = settings(deadline=None, max_examples=60, derandomize=True)
+floats = functools.partial(st.floats, allow_subnormal=False)  # XLA flushes subnormal numbers to 0
+TIMES = st.lists(floats(0.0, 1e3) | floats(1e-7, 1e-3), min_size=3, max_size=3)
+POSITIVE = st.lists(floats(1e-7, 1e3), min_size=3, max_size=3)
+TEMPERATURE = floats(1e-3, 2.0)
 SLACK = 1 + 1e-12  # rounding of a power and its root
 
 maximum, minimum, ceil, choice = (jax.jit(f) for f in (smooth.maximum, smooth.minimum, smooth.ceil, smooth.choice))
@@ -58,7 +61,7 @@ def test_limits_of_maximum_and_minimum():
 
 
 @relaxed
-@given(st.floats(0.0, 1e4), st.floats(1e-3, 1e3))
+@given(floats(0.0, 1e4), floats(1e-3, 1e3))
 def test_ceil_lies_between_its_argument_and_the_exact_ceiling(x, temperature):
     assert x - 1e-9 <= float(ceil(x, temperature)) <= np.ceil(x) + 1e-9
 
@@ -72,7 +75,7 @@ def test_limits_of_ceil():
 
 
 @relaxed
-@given(st.floats(0.0, 1e3, allow_subnormal=False), st.floats(0.0, 1e3, allow_subnormal=False), st.floats(1.0, 60.0))
+@given(floats(0.0, 1e3), floats(0.0, 1e3), floats(1.0, 60.0))
 def test_pnorm_lies_between_maximum_and_sum(a, b, power):
     value = float(pnorm(a, b, power))
     assert max(a, b) / SLACK <= value <= (a + b) * SLACK
@@ -87,7 +90,7 @@ def test_limits_of_pnorm():
 
 
 @relaxed
-@given(st.floats(-10, 10), st.floats(0, 1e3), st.floats(0, 1e3), TEMPERATURE)
+@given(floats(-10, 10), floats(0, 1e3), floats(0, 1e3), TEMPERATURE)
 def test_where_lies_between_its_branches(margin, above, below, temperature):
     low, high = sorted((above, below))
     assert low - 1e-9 <= float(where(margin, above, below, temperature)) <= high + 1e-9
@@ -101,7 +104,7 @@ def test_limits_of_where():
 
 
 @relaxed
-@given(POSITIVE, TEMPERATURE, st.floats(1e-6, 1e6))
+@given(POSITIVE, TEMPERATURE, floats(1e-6, 1e6))
 def test_choice_is_a_distribution_that_ignores_the_unit_of_cost(costs, temperature, unit):
     costs = np.array(costs)
     weights = choice(costs, temperature)
@@ -170,7 +173,7 @@ def finish_by_bisection(latency, time_per_share):
 
 
 @relaxed
-@given(st.lists(st.floats(0.0, 1e-2), min_size=4, max_size=4), st.lists(st.floats(1e-5, 1.0), min_size=4, max_size=4))
+@given(st.lists(floats(0.0, 1e-2), min_size=4, max_size=4), st.lists(floats(1e-5, 1.0), min_size=4, max_size=4))
 def test_path_split_finishes_as_early_as_bisection_says(latency, time_per_share):
     latency, time_per_share = np.array(latency), np.array(time_per_share)
     finish, shares = path_split(latency, time_per_share)
