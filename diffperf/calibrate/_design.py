@@ -2,12 +2,16 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ._constants import CONSTANTS, FEATURE_EFFECTS, NAMES, unconstrained
 from ._frameworks import FEATURES
 from ._rows import Rows
+
+if TYPE_CHECKING:
+    from ._residual import Points
 
 LEVELS = ("generation", "chip", "family", "stack")
 Key = tuple[str, str, str]
@@ -32,7 +36,7 @@ class Design:
         """Position of each key."""
         return {key: i for i, key in enumerate(self.keys)}
 
-    def matrix(self, rows: Rows) -> np.ndarray:
+    def matrix(self, rows: "Rows | Points") -> np.ndarray:
         """Map `constants = matrix @ parameters`, shape (rows, constants, parameters); labels the design does not know add nothing."""
         index = self.index()
         out = np.zeros((len(rows), len(NAMES), len(self.keys)))
@@ -49,7 +53,7 @@ class Design:
         return out
 
 
-def _labels(rows: Rows) -> dict[str, Sequence[str]]:
+def _labels(rows: "Rows | Points") -> dict[str, Sequence[str]]:
     return {"generation": rows.generation, "chip": rows.accelerator, "family": rows.family, "stack": rows.stack}
 
 

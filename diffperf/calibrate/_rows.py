@@ -38,7 +38,9 @@ NOT_DECODERS = ("cnn", "dlrm", "rnn", "diffusion", "gnn", "encoder", "hybrid")
 
 
 class SkipRun(ValueError):
-    """A row that cannot be modelled; the text is the reason, short enough to count."""
+    """A row that cannot be modelled; the text is the reason, short enough to count. `reasons` counts them when no row could be."""
+
+    reasons: Counter = Counter()
 
 
 @dataclass(frozen=True)
@@ -335,8 +337,15 @@ def prepare(runs: Sequence[Run], *, need_time: bool = True, like: Sequence[Run] 
       like: further rows to borrow parallel degrees from.
       kinds: kinds of layer to pad models to.
     Returns:
-      The rows, possibly none.
+      The rows.
+    Raises:
+      SkipRun: when no run can be modelled.
     """
+    with jax.enable_x64(True):
+        return _prepare(runs, need_time, like, kinds)
+
+
+def _prepare(runs: Sequence[Run], need_time: bool, like: Sequence[Run], kinds: int) -> Rows:
     skipped: Counter = Counter()
     kept, models, systems, plans, labels = [], [], [], [], []
     filled = _borrow([*runs, *like])[: len(runs)]
@@ -368,7 +377,9 @@ def prepare(runs: Sequence[Run], *, need_time: bool = True, like: Sequence[Run] 
         systems.append(system)
         labels.append((*identify(run), kind, name, features(run, kind)))
     if not kept:
-        raise SkipRun(f"none of {len(runs)} rows can be modelled: " + "; ".join(f"{k} ({n})" for k, n in skipped.most_common(5)))
+        error = SkipRun(f"none of {len(runs)} rows can be modelled: " + "; ".join(f"{k} ({n})" for k, n in skipped.most_common(5)))
+        error.reasons = skipped
+        raise error
     unique = {id(m): m for m in models}
     padded = {key: jax.tree.map(np.asarray, pad_kinds(m, kinds)) for key, m in unique.items()}
     stack_trees = lambda trees: jax.tree.map(lambda *leaves: np.stack(leaves).astype(float), *trees)
@@ -382,7 +393,7 @@ def prepare(runs: Sequence[Run], *, need_time: bool = True, like: Sequence[Run] 
         runs=tuple(kept),
         model=model,
         system=system,
-        plan=plan,
+        plan=jax.tree.map(np.asarray, plan),
         log_time=np.log(np.array([run.step_time_s or np.nan for run in kept])),
         weight=np.array([run.weight for run in kept]),
         stack=stack,
