@@ -84,7 +84,8 @@ def to_text(estimate: "Estimate") -> str:
     """A table of at most 80 columns; for a batch, its shape and the range of step times."""
     if np.ndim(estimate.step_time):
         times, fits = np.asarray(estimate.step_time), np.asarray(estimate.feasible)
-        return f"Estimate of {times.size} configurations, shape {times.shape}: step time {time_text(times.min())} to {time_text(times.max())}, {fits.sum()} feasible"
+        span = f"step time {time_text(times.min())} to {time_text(times.max())}"
+        return f"Estimate of {times.size} configurations, shape {times.shape}: {span}, {fits.sum()} feasible"
     lines = [f"{title:<26}{value}" for title, value in summary(estimate)]
     lines.append("time")
     for name, value, share in shares(estimate.breakdown, float(estimate.step_time)):
@@ -105,9 +106,12 @@ def to_html(estimate: "Estimate") -> str:
 
     def table(title, parts, total, text):
         body = "".join(
-            row(("left", label(name)), ("right", text(value)), ("right", percent(share)))[:-5] + bar(share) + "</tr>" for name, value, share in shares(parts, total)
+            row(("left", label(name)), ("right", text(value)), ("right", percent(share)))[:-5] + bar(share) + "</tr>"
+            for name, value, share in shares(parts, total)
         )
-        return f'<table style="display:inline-table;margin-right:24px;vertical-align:top"><caption style="text-align:left"><b>{title}</b></caption>{body}</table>'
+        return (
+            f'<table style="display:inline-table;margin-right:24px;vertical-align:top"><caption style="text-align:left"><b>{title}</b></caption>{body}</table>'
+        )
 
     head = "".join(row(("left", title), ("left", value)) for title, value in summary(estimate))
     return (

@@ -1,0 +1,185 @@
+"""`calibrate runs`: adapt a stack to the user's own runs. `validate runs`: compare the shipped fit with measured runs, refitting nothing."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ._show import JSON
+
+
+def calibrate_runs(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Measured runs, .csv, .csv.gz or .parquet, one row or more.", show_default=False)],
+    family: Annotated[str, typer.Option("--family", help="Code base whose constants come first: mcore, fsdp, maxtext, ... or none.")],
+    stack: Annotated[str, typer.Option("--stack", help="Name of the software stack to make.")],
+    candidates: Annotated[str | None, typer.Option("--candidates", metavar="FILE", help="Runs you could do next, without step times.")] = None,
+    propose: Annotated[int, typer.Option("--propose", min=0, help="How many of them to propose.")] = 3,
+    out: Annotated[str | None, typer.Option("--out", metavar="TOML", help="Write the stack, for `--stack TOML`.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Adapt a software stack to runs of your own cluster: before and after for every row, what was learned, and what to run next."""
+    from . import _output
+
+    if out is not None:
+        check_target(out, ".toml")
+    _output.start()
+    from ..io import read_runs
+
+    table = read_runs(file)
+    remarks(file, table)
+    wished = () if candidates is None else tuple(read_runs(candidates))
+    from .. import calibrate
+
+    report = calibrate.calibrate_runs(table, family="" if family == "none" else family, stack=stack, candidates=wished, propose=propose)
+    if out is not None:
+        report.write(out)
+    if as_json:
+        names = ("rows", "constants", "unidentified", "proposals", "summary", "meta")
+        _output.print_json({name: getattr(report, name) for name in names} | {"file": out})
+        return
+    console = _output.out()
+    console.print(_rows_table(report.rows))
+    console.print(_constants_table(report.constants))
+    if report.unidentified:
+        console.print(f"not determined by these runs, kept at the prior: {', '.join(report.unidentified)}", markup=False, style="dim")
+    if report.proposals:
+        console.print(_proposals_table(report.proposals))
+    for line in report.summary:
+        console.print(line, markup=False)
+    if out is not None:
+        console.print(f"wrote {out}; use it with --stack {out}", markup=False)
+
+
+def validate_runs(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Measured runs, .csv, .csv.gz or .parquet.", show_default=False)],
+    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="Write the result as JSON to OUT; - for stdout.")] = None,
+) -> None:
+    """Score the shipped fit on measured runs: errors beside those of a constant-efficiency roofline; nothing is refitted."""
+    from . import _output
+
+    if json_out not in (None, "-"):
+        check_target(str(json_out), ".json")
+    _output.start()
+    from .. import calibrate
+
+    result = calibrate.validate_runs(file)
+    if json_out == "-":
+        _output.print_json(result)
+        return
+    if json_out is not None:
+        from ..io import write_atomic
+
+        write_atomic(json_out, _output.json_text(result) + "\n")
+    _print_validation(result)
+    if json_out is not None:
+        _output.note(f"wrote {json_out}")
+
+
+def check_target(path: str, ending: str) -> None:
+    """Refuses a file that could not be written, before any work is done.
+
+    Raises:
+      ValueError: for a wrong ending, a missing folder, or a folder of that name.
+    """
+    target = Path(path)
+    if target.suffix != ending:
+        raise ValueError(f"{path}: the name of this file should end in {ending}.")
+    if not target.absolute().parent.is_dir():
+        raise ValueError(f"{path}: the folder {target.absolute().parent} does not exist. Create it first.")
+    if target.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file in it.")
+
+
+def remarks(file: str, table: Any) -> None:
+    """What the reader did not use, on stderr."""
+    from . import _output
+
+    for hint in table.hints:
+        _output.note(f"{file}: {hint}")
+
+
+def _interval(row: Any, stem: str) -> str:
+    from .._units import time_text
+
+    low, high = row.get(f"{stem}_low_s"), row.get(f"{stem}_high_s")
+    if row.get(f"{stem}_s") is None:
+        return "-"
+    between = "" if low is None or high is None else f" ({time_text(low)} - {time_text(high)})"
+    return time_text(row[f"{stem}_s"]) + between
+
+
+def _rows_table(rows: Any) -> Any:
+    from .._units import time_text
+    from ..report._tables import table
+
+    result = table("Your runs: measured, predicted before and after (80% interval)")
+    result.add_column("run", overflow="fold")
+    result.add_column("measured", justify="right", no_wrap=True)
+    for name in ("before", "after"):
+        result.add_column(name, justify="right", overflow="fold")
+    for name in ("error", "sigma", "weight"):
+        result.add_column(name, justify="right", no_wrap=True)
+    result.add_column("note", overflow="fold", style="dim")
+    for row in rows:
+        measured, after = row.get("measured_s"), row.get("after_s")
+        error = f"{after / measured - 1:+.1%}" if measured and after else "-"
+        numbers = ["-" if row.get(key) is None else f"{row[key]:{form}}" for key, form in (("standardised_residual", "+.1f"), ("weight", ".2f"))]
+        shown = time_text(measured) if measured else "-"
+        result.add_row(str(row.get("id", "")), shown, _interval(row, "before"), _interval(row, "after"), error, *numbers, str(row.get("note") or ""))
+    return result
+
+
+def _constants_table(rows: Any) -> Any:
+    from .._units import digits, quantity
+    from ..report import unit_of
+    from ..report._tables import table
+
+    result = table("Constants (those that moved first)")
+    result.add_column("constant", no_wrap=True)
+    for name in ("prior", "value", "80% from", "to"):
+        result.add_column(name, justify="right", no_wrap=True)
+    result.add_column("learned")
+    for row in sorted(rows, key=lambda row: not row.get("learned")):
+        unit = unit_of(f"stack.{row['name']}")
+        shown = [quantity(row[key], unit) if row.get(key) is not None else digits(float("nan")) for key in ("prior", "value", "low", "high")]
+        result.add_row(row["name"], *shown, "yes" if row.get("learned") else "", style=None if row.get("learned") else "dim")
+    return result
+
+
+def _proposals_table(rows: Any) -> Any:
+    from ..report._tables import percent_of, table
+
+    result = table("Run next, to learn most")
+    result.add_column("run", overflow="fold")
+    result.add_column("error now", justify="right")
+    result.add_column("error after", justify="right")
+    result.add_column("why", overflow="fold")
+    for row in rows:
+        result.add_row(str(row.get("id")), percent_of(row.get("expected_error_now")), percent_of(row.get("expected_error_after")), str(row.get("reason", "")))
+    return result
+
+
+def _print_validation(result: dict[str, Any]) -> None:
+    from ..report import accuracy_table
+    from ..report._tables import percent_of, table
+    from . import _output
+
+    console = _output.out()
+    console.print(f"{result['n_rows']:,} rows, {result['n_modelled']:,} modelled", markup=False)
+    for reason, count in sorted(result["skipped"].items(), key=lambda item: -item[1]):
+        console.print(f"  skipped {count:,}: {reason}", markup=False)
+    if not result["n_modelled"]:
+        return
+    console.print(accuracy_table([("step time", result["n_modelled"], result["error"], result["baseline"])], "Error of the step time"))
+    if (result.get("memory") or {}).get("median") is not None:
+        memory = result["memory"]
+        console.print("peak memory: " + ", ".join(f"{key} {percent_of(memory.get(key))}" for key in ("median", "mean", "p90", "bias")), markup=False)
+    groups = table("Groups, the worst first")
+    groups.add_column("group", overflow="fold")
+    for name in ("n", "median", "bias"):
+        groups.add_column(name, justify="right")
+    for row in sorted(result["groups"], key=lambda row: -(row.get("median") or 0.0))[:15]:
+        label = row["group"]
+        label = ", ".join(str(value) for value in label.values()) if isinstance(label, dict) else str(label)
+        groups.add_row(label, str(row["n"]), percent_of(row.get("median")), percent_of(row.get("bias")))
+    console.print(groups)

@@ -1,0 +1,22 @@
+(function () {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  function themed(layout) {
+    const copy = JSON.parse(JSON.stringify(layout));
+    copy.paper_bgcolor = copy.plot_bgcolor = "rgba(0,0,0,0)";
+    copy.font = { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("--fg") };
+    copy.hoverlabel = { align: "left", bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--fg") } };
+    for (const axis of ["xaxis", "yaxis"]) {
+      copy[axis] = Object.assign({ gridcolor: colour("--grid"), zerolinecolor: colour("--muted"), linecolor: colour("--line"), automargin: true }, copy[axis]);
+    }
+    return copy;
+  }
+  function draw() {
+    for (const [id, figure] of Object.entries(figures)) {
+      Plotly.react(id, figure.data, themed(figure.layout), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] });
+    }
+  }
+  draw();
+  dark.addEventListener("change", draw);
+})();
