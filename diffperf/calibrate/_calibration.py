@@ -46,13 +46,14 @@ class Calibration:
         """Writes everything to one `.npz` file, atomically."""
         import io
 
-        p = self.posterior
+        p = self.posterior.settled()
         known = {f"label_{name}": np.array(getattr(p.rows, name)) for name in _LABELS}
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer, names=np.array(NAMES), keys=np.array(["\t".join(key) for key in p.design.keys]), mean=p.design.mean, width=p.design.width,
             parameters=p.parameters, coordinates=p.rows.coordinates.astype(np.float32), features=p.rows.features.astype(np.float32),
             gradient=p.gradient.astype(np.float32), residual=p.residual.astype(np.float32), row_noise=p.row_noise.astype(np.float32),
+            row_weight=np.asarray(p.row_weight, np.float32),
             about=np.array(json.dumps(dict(memory=self.memory, efficiency=self.efficiency, meta=self.meta))), **known,
         )  # fmt: skip
         write_atomic(path, buffer.getvalue())
@@ -76,7 +77,7 @@ def load_calibration(path: str | Path = PUBLISHED) -> Calibration:
     design = Design(tuple(tuple(key.split("\t")) for key in z["keys"]), z["mean"], z["width"])
     labels = {name: tuple(str(x) for x in z[f"label_{name}"]) for name in _LABELS}
     rows = Points(coordinates=z["coordinates"].astype(float), features=z["features"].astype(float), **labels)
-    posterior = Posterior(design, z["parameters"], rows, *(z[n].astype(float) for n in ("gradient", "residual", "row_noise")))
+    posterior = Posterior(design, z["parameters"], rows, *(z[n].astype(float) for n in ("gradient", "residual", "row_noise", "row_weight")))
     return Calibration(posterior, about["memory"], about["efficiency"], about["meta"])
 
 
@@ -106,7 +107,7 @@ def constants_with_interval(fit: Fit, labels: dict[str, str]) -> tuple[np.ndarra
     """
     from ._constants import CONSTANTS
 
-    index, covariance = fit.design.index(), fit.covariance()
+    index, covariance = fit.design.index, fit.covariance()
     mode, sd = np.zeros(len(CONSTANTS)), np.zeros(len(CONSTANTS))
     for c, constant in enumerate(CONSTANTS):
         at = [index[(constant.name, "shared", "")]]

@@ -1,7 +1,11 @@
-"""The linear map from all parameters (shared values, offsets, feature effects) to the constants of each row."""
+"""The linear map from all parameters (shared values, offsets, feature effects) to the constants of each row.
+
+The map is sparse (a constant of a row is a sum of at most six parameters), so it is kept as positions and coefficients.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,28 +36,43 @@ class Design:
     mean: np.ndarray
     width: np.ndarray
 
+    @cached_property
     def index(self) -> dict[Key, int]:
         """Position of each key."""
         return {key: i for i, key in enumerate(self.keys)}
 
-    def matrix(self, rows: "Rows | Points") -> np.ndarray:
-        """Map `constants = matrix @ parameters`, shape (rows, constants, parameters); labels the design does not know add nothing."""
-        index = self.index()
-        out = np.zeros((len(rows), len(NAMES), len(self.keys)))
+    def _terms(self, rows: "Rows | Points") -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """(constant, position of a parameter per row or -1, coefficient per row); labels the design does not know add nothing."""
+        ones = np.ones(len(rows))
+        labels = labels_of(rows)
         for c, constant in enumerate(CONSTANTS):
-            out[:, c, index[(constant.name, "shared", "")]] = 1.0
-            for level, labels in _labels(rows).items():
+            yield c, np.full(len(rows), self.index[constant.name, "shared", ""]), ones
+            for level in LEVELS:
                 if getattr(constant, level) > 0:
-                    for r, label in enumerate(labels):
-                        at = index.get((constant.name, level, label))
-                        if at is not None:
-                            out[r, c, at] = 1.0
+                    yield c, np.array([self.index.get((constant.name, level, label), -1) for label in labels[level]]), ones
         for feature, name, _, _ in FEATURE_EFFECTS:
-            out[:, NAMES.index(name), index[(name, "feature", feature)]] += rows.features[:, FEATURES.index(feature)]
+            position = np.full(len(rows), self.index[name, "feature", feature])
+            yield NAMES.index(name), position, rows.features[:, FEATURES.index(feature)]
+
+    def constants(self, rows: "Rows | Points", parameters: np.ndarray) -> np.ndarray:
+        """Constants of each row, shape (rows, constants)."""
+        out = np.zeros((len(rows), len(NAMES)))
+        for c, position, coefficient in self._terms(rows):
+            out[:, c] += np.where(position >= 0, parameters[position], 0.0) * coefficient
+        return out
+
+    def jacobian(self, rows: "Rows | Points", gradient: np.ndarray) -> np.ndarray:
+        """Gradient of each row in the parameters, shape (rows, parameters), from that in its constants, shape (rows, constants)."""
+        out = np.zeros((len(rows), len(self.keys)))
+        row = np.arange(len(rows))
+        for c, position, coefficient in self._terms(rows):
+            known = position >= 0
+            out[row[known], position[known]] += gradient[known, c] * coefficient[known]
         return out
 
 
-def _labels(rows: "Rows | Points") -> dict[str, Sequence[str]]:
+def labels_of(rows: "Rows | Points") -> dict[str, Sequence[str]]:
+    """The rows' labels by level."""
     return {"generation": rows.generation, "chip": rows.accelerator, "family": rows.family, "stack": rows.stack}
 
 
@@ -66,12 +85,13 @@ def build_design(rows: Rows) -> Design:
         mean.append(m)
         width.append(w)
 
+    labels = {level: sorted(set(names) - {""}) for level, names in labels_of(rows).items()}
     for constant in CONSTANTS:
         add((constant.name, "shared", ""), unconstrained(constant.name, constant.mean), max(constant.shared, 1e-4))
-        for level, labels in _labels(rows).items():
+        for level in LEVELS:
             spread = getattr(constant, level)
             if spread > 0:
-                for label in sorted(set(labels) - {""}):
+                for label in labels[level]:
                     add((constant.name, level, label), 0.0, spread)
     for feature, name, m, w in FEATURE_EFFECTS:
         add((name, "feature", feature), m, w)

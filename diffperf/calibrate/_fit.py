@@ -1,8 +1,7 @@
 """MAP fit of all constants to measured step times: Gauss-Newton on log time with a Student-t loss, exact Jacobians by reverse mode.
 
 A row's log time depends on its constants alone, and these are linear in the parameters (`_design.py`), so one vmapped gradient of
-`train_step` per pass gives the whole Jacobian, and the normal equations are small. Levenberg damping and clipped steps keep the first
-passes safe. The posterior is the Laplace approximation at the mode.
+`train_step` per pass gives the whole Jacobian, and the normal equations are small. Clipped steps keep the first passes safe. The posterior is the Laplace approximation at the mode.
 """
 
 import dataclasses
@@ -48,7 +47,7 @@ class Fit:
 
     def constants(self, rows: Rows) -> np.ndarray:
         """Constants of each row on the scale of the fit, shape (rows, constants)."""
-        return self.design.matrix(rows) @ self.parameters
+        return self.design.constants(rows, self.parameters)
 
 
 @lru_cache(maxsize=1)
@@ -106,22 +105,20 @@ def fit_runs(rows: Rows, *, start: Fit | None = None, passes: int = 14, balance:
         raise ValueError("fit_runs: no row has a measured time and a positive weight. Give at least one measured row.")
     rows, weight = rows.take(use), weight[use]
     design = build_design(rows)
-    matrix = design.matrix(rows)
     theta = design.mean.copy()
     if start is not None:
-        known = start.design.index()
+        known = start.design.index
         theta = np.array([start.parameters[known[k]] if k in known else m for k, m in zip(design.keys, design.mean)])
     prior = 1 / design.width**2
-    flat = matrix.reshape(len(rows) * matrix.shape[1], -1)
-    damping, best, precision = 0.0, np.inf, np.diag(prior)
+    precision = np.diag(prior)
     for step in range(passes):
-        predicted, gradient = log_time_and_gradient(rows, (flat @ theta).reshape(len(rows), -1))
+        predicted, gradient = log_time_and_gradient(rows, design.constants(rows, theta))
         residual = rows.log_time - predicted
         robust = weight * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + (residual / NOISE) ** 2) / NOISE**2
-        jacobian = np.einsum("rc,rcp->rp", gradient, matrix)
+        jacobian = design.jacobian(rows, gradient)
         precision = (jacobian * robust[:, None]).T @ jacobian + np.diag(prior)
         slope = jacobian.T @ (robust * residual) - prior * (theta - design.mean)
-        move = np.linalg.solve(precision + damping * np.diag(np.diag(precision)), slope)
+        move = np.linalg.solve(precision, slope)
         move = np.clip(move, -1.0, 1.0)
         theta = theta + move
         if progress:

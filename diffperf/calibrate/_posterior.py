@@ -56,6 +56,7 @@ class Posterior:
       gradient: of each row's log time in its constants, at the mode, shape (rows, constants).
       residual: measured minus predicted log time with all parameters at their prior mean in the linearised model, shape (rows,).
       row_noise: prior standard deviation of each row's noise, shape (rows,). [log]
+      row_weight: robust weight of each row if it was found before, else None, shape (rows,). [1]
     """
 
     design: Design
@@ -64,6 +65,7 @@ class Posterior:
     gradient: np.ndarray
     residual: np.ndarray
     row_noise: np.ndarray
+    row_weight: np.ndarray | None = None
 
     @cached_property
     def _shift(self) -> np.ndarray:
@@ -73,13 +75,15 @@ class Posterior:
     def _solved(self) -> tuple[tuple, np.ndarray, np.ndarray]:
         """Cholesky factor of the covariance of the measured rows, its product with the residual, and robust row weights."""
         prior = self._prior(self.rows, self.gradient, self.rows, self.gradient)
-        weight = np.ones(len(self.rows))
-        for _ in range(REWEIGHTINGS):
+        weight = np.ones(len(self.rows)) if self.row_weight is None else self.row_weight
+        for step in range(REWEIGHTINGS):
             noise = self.row_noise**2 / weight
-            factor = scipy.linalg.cho_factor(prior + np.diag(noise), lower=True)
+            factor = scipy.linalg.cho_factor(prior + np.diag(noise), lower=True, overwrite_a=True)
             alpha = scipy.linalg.cho_solve(factor, self.residual)
+            if self.row_weight is not None or step == REWEIGHTINGS - 1:
+                return factor, alpha, weight
             weight = (ROW_FREEDOM + 1) / (ROW_FREEDOM + (noise * alpha / self.row_noise) ** 2)
-        return factor, alpha, weight
+        raise AssertionError("unreachable: the loop returns in its last pass")
 
     @property
     def weights(self) -> np.ndarray:
@@ -91,16 +95,21 @@ class Posterior:
         """Residual of each measured row after the update, in units of its noise."""
         return self.row_noise / self._solved[2] * self._solved[1]
 
+    def settled(self) -> "Posterior":
+        """The same posterior with its robust weights written down, so that they need not be found again."""
+        return dataclasses.replace(self, row_weight=self.weights)
+
     def jacobian(self, at: Points, gradient: np.ndarray) -> np.ndarray:
         """Jacobian of log times in the parameters, shape (rows, parameters)."""
-        return np.einsum("rc,rcp->rp", gradient, self.design.matrix(at))
+        return self.design.jacobian(at, gradient)
 
     def _prior(self, a: Points, grad_a: np.ndarray, b: Points, grad_b: np.ndarray) -> np.ndarray:
         """Prior covariance of log times: known parameters, fresh offsets of unknown labels, residual process."""
         known = (self.jacobian(a, grad_a) * self.design.width**2) @ self.jacobian(b, grad_b).T
-        return known + self._fresh(a, grad_a, b, grad_b) + residual_kernel(a, b)
+        return known + self.fresh(a, grad_a, b, grad_b) + residual_kernel(a, b)
 
-    def _fresh(self, a: Points, grad_a: np.ndarray, b: Points, grad_b: np.ndarray) -> np.ndarray:
+    def fresh(self, a: Points, grad_a: np.ndarray, b: Points, grad_b: np.ndarray) -> np.ndarray:
+        """Prior covariance from offsets of labels that the fit does not know."""
         total = np.zeros((len(a), len(b)))
         for level in LEVELS:
             known = {key[2] for key in self.design.keys if key[1] == level}
@@ -117,7 +126,7 @@ class Posterior:
 
     def joint(self, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Posterior mean and covariance of the noise-free log times of rows, and their physics part."""
-        constants = self.design.matrix(points(rows)) @ self.parameters
+        constants = self.design.constants(rows, self.parameters)
         physics, gradient = log_time_and_gradient(rows, constants)
         at = points(rows)
         cross = self._prior(at, gradient, self.rows, self.gradient)
@@ -127,7 +136,7 @@ class Posterior:
 
     def chip_constants(self, generation: str, chip: str) -> np.ndarray:
         """Mode of all constants for a chip, shared values and its offsets, scale of the fit, shape (constants,)."""
-        index = self.design.index()
+        index = self.design.index
         levels = (("shared", ""), ("generation", generation), ("chip", chip))
         return np.array([sum(self.parameters[index[c.name, *key]] for key in levels if (c.name, *key) in index) for c in CONSTANTS])
 
@@ -150,15 +159,14 @@ class Posterior:
         at, gradient, residual, noise = _measured(self.design, self.parameters, rows)
         return dataclasses.replace(
             self, rows=self.rows.join(at), gradient=np.concatenate([self.gradient, gradient]),
-            residual=np.concatenate([self.residual, residual]), row_noise=np.concatenate([self.row_noise, noise]),
+            residual=np.concatenate([self.residual, residual]), row_noise=np.concatenate([self.row_noise, noise]), row_weight=None,
         )  # fmt: skip
 
 
 def _measured(design: Design, parameters: np.ndarray, rows: Rows):
     at = points(rows)
-    matrix = design.matrix(at)
-    predicted, gradient = log_time_and_gradient(rows, matrix @ parameters)
-    residual = rows.log_time - predicted - np.einsum("rc,rcp,p->r", gradient, matrix, design.mean - parameters)
+    predicted, gradient = log_time_and_gradient(rows, design.constants(at, parameters))
+    residual = rows.log_time - predicted - design.jacobian(at, gradient) @ (design.mean - parameters)
     return at, gradient, residual, ROW_NOISE / np.sqrt(np.maximum(rows.weight, 0.05))
 
 

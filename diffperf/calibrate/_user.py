@@ -18,7 +18,7 @@ from ._calibration import Calibration, load_calibration
 from ._constants import CONSTANTS, HARDWARE, NAMES, natural
 from ._frameworks import FAMILIES
 from ._posterior import ROW_NOISE, Z80, Posterior
-from ._residual import points
+from ._residual import Points, points
 from ._rows import Rows, prepare
 
 OTHER = "other"
@@ -76,21 +76,19 @@ def check_family(family: str) -> str:
     return family
 
 
-def stack_constants(posterior: Posterior, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Posterior of the constants of the first row's labels: mean, deviation, and prior mean and deviation, scale of the fit, shape (constants,)."""
+def stack_constants(posterior: Posterior, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Constants of the stack and chip of the first row: posterior mean and deviation, scale of the fit, shape (constants,)."""
     at = points(rows.take(np.array([0])))
     plain = dataclasses.replace(at, features=np.zeros_like(at.features))  # constants of the stack today, without shifts of single runs
-    matrix = posterior.design.matrix(plain)[0]
+    repeat = lambda value: np.repeat(value, len(NAMES), 0) if isinstance(value, np.ndarray) else value * len(NAMES)
+    each = Points(**{f.name: repeat(getattr(plain, f.name)) for f in dataclasses.fields(Points)})
     unit = np.eye(len(NAMES))
+    matrix = posterior.design.jacobian(each, unit)  # constants as linear functions of the parameters
     spread = matrix * posterior.design.width**2
-    many = dataclasses.replace(plain, **{n: getattr(plain, n) * len(NAMES) for n in ("generation", "accelerator", "family", "stack", "model")},
-                               coordinates=np.repeat(plain.coordinates, len(NAMES), 0), features=np.repeat(plain.features, len(NAMES), 0))  # fmt: skip
-    fresh_self = posterior._fresh(many, unit, many, unit)
-    cross = spread @ posterior.jacobian(posterior.rows, posterior.gradient).T + posterior._fresh(many, unit, posterior.rows, posterior.gradient)
-    prior_mean, prior_covariance = matrix @ posterior.design.mean, spread @ matrix.T + fresh_self
+    cross = spread @ posterior.jacobian(posterior.rows, posterior.gradient).T + posterior.fresh(each, unit, posterior.rows, posterior.gradient)
+    prior_mean, prior_covariance = matrix @ posterior.design.mean, spread @ matrix.T + posterior.fresh(each, unit, each, unit)
     mean, covariance = posterior.condition(cross, prior_mean, prior_covariance)
-    sd = lambda c: np.sqrt(np.maximum(np.diag(c), 1e-12))
-    return mean, sd(covariance), prior_mean, sd(prior_covariance)
+    return mean, np.sqrt(np.maximum(np.diag(covariance), 1e-12))
 
 
 def propose(posterior: Posterior, targets: Rows, count: int) -> list[tuple[int, float, float]]:
@@ -159,7 +157,7 @@ def calibrate_runs(
     scale = float(np.sqrt((4 + chi_square) / (4 + n)))  # an odd cluster widens its own intervals
     after = updated.predict(all_rows)
     weight, standardised = updated.weights[-n:], updated.standardised[-n:]
-    mean, sd, prior_mean, prior_sd = stack_constants(updated, all_rows)
+    (mean, sd), (prior_mean, prior_sd) = stack_constants(updated, all_rows), stack_constants(calibration.posterior, all_rows)
 
     rows = []
     for i, run in enumerate(all_rows.runs):
