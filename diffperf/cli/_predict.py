@@ -61,7 +61,7 @@ def explain(
 
     four = (inputs.model, inputs.system, inputs.plan, inputs.stack)
     rows = elasticities(*four)
-    better = better_by(*four, rows[:16])
+    better = better_by(*four, rows[:16], step_time=float(prediction.estimate.step_time))
     sentence = bottleneck(prediction.estimate)
     if as_json:
         slopes = [row._asdict() for row in rows]

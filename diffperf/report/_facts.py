@@ -71,14 +71,20 @@ def whole_run(estimate: Estimate, tokens: float) -> dict[str, float]:
     }
 
 
-def better_by(model: Transformer, system: System, plan: Plan, stack: Stack, rows: Iterable[Elasticity], factor: float = 1.1) -> list[What]:
+def better_by(
+    model: Transformer, system: System, plan: Plan, stack: Stack, rows: Iterable[Elasticity], factor: float = 1.1, step_time: float | None = None
+) -> list[What]:
     """Exact predictions with one number better by `factor` at a time: larger where more of it is faster, smaller where less is.
 
     Shares of a peak and fractions stop at 1. Numbers whose better value is the old one are left out.
+
+    Args:
+      step_time: calibrated time of the job as it is, to which all are scaled; None for the plain prediction. [s]
     """
     inputs = (model, system, plan, stack)
     packed, names, layout = pack(inputs), path_names(inputs), layout_of(inputs)
     now = float(bind_step(model, system, stack)(plan).step_time)
+    scale = 1.0 if step_time is None else step_time / now
     found = []
     for row in rows:
         slot = names.index(row.path)
@@ -92,7 +98,7 @@ def better_by(model: Transformer, system: System, plan: Plan, stack: Stack, rows
         changed[slot] = better
         m, s, p, k = unpack(layout, changed)
         step = float(bind_step(m, s, k)(p).step_time)
-        found.append(What(row.path, value, better, step, 1 - step / now))
+        found.append(What(row.path, value, better, step * scale, 1 - step / now))
     return sorted(found, key=lambda what: -what.gain)
 
 

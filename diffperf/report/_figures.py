@@ -147,5 +147,5 @@ def memory_figure(stages: Sequence[Mapping[str, float]], capacity: float) -> dic
     }
     ticks = {"dtick": 1} if len(stages) <= 24 else {}
     width = {"bargap": 0.35} if len(stages) > 2 else {"bargap": 0.7}
-    return _figure(data, 380, barmode="stack", shapes=[line], annotations=[note], xaxis={"title": {"text": "pipeline stage"}, **ticks},
+    return _figure(data, 380, barmode="stack", shapes=[line], annotations=[note], xaxis={"title": {"text": "pipeline stage"}, "zeroline": False, **ticks},
                    yaxis={"title": {"text": "memory per device [GB]"}, "rangemode": "tozero"}, **width)  # fmt: skip

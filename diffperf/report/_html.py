@@ -13,7 +13,7 @@ from ..estimate import Elasticity, Estimate
 from ..estimate._render import COMMUNICATION
 from ._facts import What, unit_of
 from ._figures import Point, breakdown_figure, elasticity_figure, error_figure, memory_figure, scatter_figure
-from ._tables import PLAN_HEADINGS, percent_of, plan_cells, short_path
+from ._tables import PLAN_HEADINGS, percent_of, plan_cells, plan_rows, short_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,13 +27,14 @@ class Report:
       estimate: the prediction.
       interval: its 80% interval. [s]
       measured_s: measured step time. [s]
+      siblings: further runs predicted by the same held-out fit: name, measured, predicted, low, high. [s]
       bottleneck: a sentence.
       elasticities, better: what it hangs on.
       stages: memory by stage. [B]
       points: measured runs with their held-out predictions.
       accuracy: label, number of rows, errors and the baseline's errors, as `accuracy_table` takes them.
       accuracy_note: how the rows were held out.
-      plans, refined: best plans of a search.
+      plans, refined, reference: best plans of a search, the refined one, and one to compare with.
       plans_note: what was searched.
       provenance: label and text for the footer: versions, data, date.
     """
@@ -44,6 +45,7 @@ class Report:
     estimate: Estimate
     interval: tuple[float, float] | None = None
     measured_s: float | None = None
+    siblings: Sequence[tuple[str, float, float, float, float]] = ()
     bottleneck: str = ""
     elasticities: Sequence[Elasticity] = ()
     better: Sequence[What] = ()
@@ -53,6 +55,7 @@ class Report:
     accuracy_note: str = ""
     plans: Sequence[Any] = ()
     refined: Any = None
+    reference: Any = None
     plans_note: str = ""
     provenance: Sequence[tuple[str, str]] = ()
 
@@ -61,6 +64,8 @@ def html_report(report: Report) -> str:
     """The file's text."""
     figures: dict[str, dict[str, Any]] = {}
     body = [_header(report)]
+    if report.siblings:
+        body.append(_siblings(report))
     if report.points:
         body.append(_accuracy(report, figures))
     body.append(_breakdown(report, figures))
@@ -113,14 +118,14 @@ def _header(report: Report) -> str:
     total = float(e.step_time)
     exposed = sum(float(getattr(e.breakdown, name)) for name in COMMUNICATION)
     tiles = []
-    between = f"80% between {time_text(report.interval[0])} and {time_text(report.interval[1])}" if report.interval else ""
-    tiles.append(("predicted step time", time_text(total), between))
+    between = f"80%: {time_text(report.interval[0])} to {time_text(report.interval[1])}" if report.interval else ""
+    tiles.append(("predicted step", time_text(total), between))
     if report.measured_s:
-        tiles.append(("measured step time", time_text(report.measured_s), f"prediction {total / report.measured_s - 1:+.1%}"))
+        tiles.append(("measured step", time_text(report.measured_s), f"prediction is {total / report.measured_s - 1:+.1%}"))
     tiles += [
-        ("throughput", f"{count_text(float(e.tokens_per_s))} tokens/s", f"{digits(float(e.tokens_per_s_per_device))} per device"),
-        ("model FLOP utilisation", percent(float(e.mfu)), f"hardware FLOP {percent(float(e.hfu))}"),
-        ("exposed communication", percent(exposed / total), f"bubble {percent(float(e.breakdown.bubble) / total)}"),
+        ("tokens/s", count_text(float(e.tokens_per_s)), f"{digits(float(e.tokens_per_s_per_device))} per device"),
+        ("MFU", percent(float(e.mfu)), f"HFU {percent(float(e.hfu))}"),
+        ("exposed comm.", percent(exposed / total), f"bubble {percent(float(e.breakdown.bubble) / total)}"),
         ("peak memory", bytes_text(float(e.peak_memory)), f"of {bytes_text(float(e.memory_capacity))}, stage {float(e.peak_stage):.0f}"),
         ("cost of a step", money_text(float(e.cost)), energy_text(float(e.energy))),
     ]
@@ -147,6 +152,12 @@ def _accuracy(report: Report, figures: dict[str, Any]) -> str:
     )
 
 
+def _siblings(report: Report) -> str:
+    rows = [("", [n, time_text(m), time_text(p), f"{time_text(low)} to {time_text(high)}", f"{p / m - 1:+.1%}"]) for n, m, p, low, high in report.siblings]
+    text = "From the same source, predicted by the same fit, which has seen none of them."
+    return _section("Other runs of the same model", text, _table(("run", "measured", "predicted", "80% interval", "error"), rows))
+
+
 def _breakdown(report: Report, figures: dict[str, Any]) -> str:
     figures["breakdown"] = breakdown_figure(report.estimate)
     lower = float(report.estimate.lower_bound)
@@ -167,16 +178,20 @@ def _sensitivity(report: Report, figures: dict[str, Any]) -> str:
 
 def _plans(report: Report) -> str:
     rows = []
-    ranked = ([("+", report.refined)] if report.refined is not None else []) + [(str(i), plan) for i, plan in enumerate(report.plans, 1)]
-    for at, (mark, plan) in enumerate(ranked):
+    for at, (mark, plan) in enumerate(plan_rows(report.plans, report.refined, report.reference)):
         e = plan.estimate
         total = float(e.step_time)
         exposed = sum(float(getattr(e.breakdown, name)) for name in COMMUNICATION)
         numbers = [time_text(total), percent(float(e.mfu)), f"{gigabytes(float(e.peak_memory))} GB", percent(exposed / total),
                    percent(float(e.breakdown.bubble) / total), money_text(float(e.cost))]  # fmt: skip
-        rows.append(("best" if at == 0 else "", [mark, *plan_cells(plan.words), *numbers]))
+        rows.append(("best" if at == 0 else "quiet" if mark == "run" else "", [mark, *plan_cells(plan.words), *numbers]))
     headings = ("", *PLAN_HEADINGS, "step time", "MFU", "memory", "exposed", "bubble", "cost")
-    legend = "tp, pp, dp, cp, ep: tensor, pipeline, data, context and expert parallel degree; vpp: chunks per stage; mbs: micro-batch; zero: ZeRO stage."
+    legend = (
+        "tp, pp, dp, cp, ep: tensor, pipeline, data, context and expert parallel degree; vpp: chunks per stage; mbs: micro-batch; "
+        "rec: recompute; zero: ZeRO stage."
+    )
     if report.refined is not None:
         legend += " + is refined by gradients on the continuous knobs."
+    if report.reference is not None:
+        legend += " The last line is the layout it was measured with."
     return _section("Best plans for the same devices and batch", report.plans_note, _table(headings, rows), f'<p class="note">{_e(legend)}</p>')

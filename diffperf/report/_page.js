@@ -7,14 +7,16 @@
     copy.paper_bgcolor = copy.plot_bgcolor = "rgba(0,0,0,0)";
     copy.font = { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("--fg") };
     copy.hoverlabel = { align: "left", bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--fg") } };
+    copy.legend = Object.assign({ traceorder: "normal" }, copy.legend);
     for (const axis of ["xaxis", "yaxis"]) {
-      copy[axis] = Object.assign({ gridcolor: colour("--grid"), zerolinecolor: colour("--muted"), linecolor: colour("--line"), automargin: true }, copy[axis]);
+      copy[axis] = Object.assign({ gridcolor: colour("--grid"), zerolinecolor: colour("--muted"), linecolor: colour("--line"), automargin: true, tickfont: { size: 12 } }, copy[axis]);
+      if (copy[axis].title) copy[axis].title.font = { size: 13, color: colour("--muted") };
     }
     return copy;
   }
   function draw() {
     for (const [id, figure] of Object.entries(figures)) {
-      Plotly.react(id, figure.data, themed(figure.layout), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] });
+      Plotly.react(id, figure.data, themed(figure.layout), { responsive: true, displayModeBar: false });
     }
   }
   draw();

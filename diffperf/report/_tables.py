@@ -146,43 +146,49 @@ def better_table(rows: Sequence[What], top: int = 8, factor: float = 1.1) -> Tab
     return result
 
 
+PLAN_HEADINGS = ("tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "rec", "zero")
+_PLAN_WORDS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel", "virtual_stages", "micro_batch_size")
+
+
 def plan_cells(words: Mapping[str, Any]) -> list[str]:
-    """A plan in short: tp, pp, dp, cp, ep, vpp, micro-batch, recompute, ZeRO."""
+    """A plan in short, in the order of `PLAN_HEADINGS`: degrees, chunks per stage, micro-batch, recompute, ZeRO stage."""
     recompute = words["recompute"]
-    names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel", "virtual_stages", "micro_batch_size")
     short = {"selective": "sel"}.get(recompute, recompute) if isinstance(recompute, str) else f"{recompute:.0%}"
-    return [f"{words[name]:g}" for name in names] + [short, str(words["zero_stage"])]
+    return [f"{words[name]:g}" for name in _PLAN_WORDS] + [short, str(words["zero_stage"])]
 
 
-PLAN_HEADINGS = ("tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recomp", "zero")
+def plan_rows(ranked: Iterable[Any], refined: Any = None, reference: Any = None) -> list[tuple[str, Any]]:
+    """Plans with their marks: `+` refined, 1, 2, ... ranked, `run` the reference to compare with."""
+    first = [("+", refined)] if refined is not None else []
+    last = [("run", reference)] if reference is not None else []
+    return first + [(str(i), plan) for i, plan in enumerate(ranked, 1)] + last
 
 
-def plans_table(ranked: Iterable[Any], refined: Any = None) -> Table:
-    """The best plans of a search, and the one that gradients refined."""
-    result = table("Best plans")
-    result.add_column("", justify="right")
-    for name in PLAN_HEADINGS:
+def plans_table(ranked: Iterable[Any], refined: Any = None, reference: Any = None) -> Table:
+    """The best plans of a search, the one that gradients refined, and one to compare with."""
+    rows = plan_rows(ranked, refined, reference)
+    cells = [plan_cells(plan.words) for _, plan in rows]
+    shown = [
+        i for i, name in enumerate(PLAN_HEADINGS) if name in ("tp", "pp", "dp", "mbs", "rec") or any(row[i] != cells[0][i] or row[i] != "1" for row in cells)
+    ]
+    result = table("Best plans", padding=(0, 1, 0, 0))
+    result.add_column("", justify="right", no_wrap=True)
+    for name in (*(PLAN_HEADINGS[i] for i in shown), "step", "MFU", "GB", "comm", "bubble"):
         result.add_column(name, justify="right", no_wrap=True)
-    for name in ("step", "MFU", "GB", "comm", "bubble"):
-        result.add_column(name, justify="right", no_wrap=True)
-    rows = ([("+", refined)] if refined is not None else []) + [(str(i), plan) for i, plan in enumerate(ranked, 1)]
-    for mark, plan in rows:
+    for at, (mark, plan) in enumerate(rows):
         e = plan.estimate
         total = float(e.step_time)
         exposed = sum(float(getattr(e.breakdown, name)) for name in COMMUNICATION)
-        numbers = [
-            time_text(total),
-            f"{100 * float(e.mfu):.1f}",
-            gigabytes(float(e.peak_memory)),
-            f"{exposed / total:.0%}",
-            f"{float(e.breakdown.bubble) / total:.0%}",
-        ]
-        result.add_row(mark, *plan_cells(plan.words), *numbers, style="bold green" if mark in ("+", "1") and (mark == "+" or refined is None) else None)
-    notes = []
+        shares_of = [f"{exposed / total:.0%}", f"{float(e.breakdown.bubble) / total:.0%}"]
+        numbers = [time_text(total), f"{100 * float(e.mfu):.1f}%", gigabytes(float(e.peak_memory)), *shares_of]
+        result.add_row(mark, *(cells[at][i] for i in shown), *numbers, style="bold green" if at == 0 else "dim" if mark == "run" else None)
+    notes = ["rec: recompute; comm, bubble: share of the step exposed or idle"]
     if refined is not None:
         moved = [f"{name} = {refined.words[name]:.3g}" for name in ("optimizer_offload", "activation_offload") if refined.words.get(name)]
-        notes.append("+ refined by gradients" + (f": {', '.join(moved)}" if moved else ""))
-    result.caption, result.caption_justify = "; ".join([*notes, "comm, bubble: share of the step exposed or idle"]), "left"
+        notes.insert(0, "+ refined by gradients" + (f": {', '.join(moved)}" if moved else ""))
+    if reference is not None:
+        notes.append("run: the layout it was measured with")
+    result.caption, result.caption_justify = "; ".join(notes), "left"
     return result
 
 
