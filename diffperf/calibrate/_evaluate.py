@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ._calibration import constant_efficiency, lower_bounds
+from ._choice import choose
 from ._fit import Fit, fit_runs
-from ._posterior import Prediction, build_posterior
+from ._posterior import REWEIGHTINGS, ROW_FREEDOM, ROW_NOISE, Z80, Prediction, build_posterior
 from ._rows import Rows
 
 
@@ -49,3 +50,62 @@ def held_out(rows: Rows, fold: np.ndarray, *, start: Fit | None = None, progress
         if progress:
             progress(done + 1, len(parts))
     return Prediction(mean, sd, physics), baseline
+
+
+def update(mean: np.ndarray, covariance: np.ndarray, log_time: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Posterior mean and standard deviation (of one more run) of all rows after the measured ones in `seen`, from their joint prior.
+
+    Student-t row weights; deviations are scaled by how well the prior foresaw the measured rows, `(4 + chi^2) / (4 + k)`.
+    """
+    if len(seen) == 0:
+        return mean, np.sqrt(np.diag(covariance) + ROW_NOISE**2)
+    surprise = log_time[seen] - mean[seen]
+    block, cross = covariance[np.ix_(seen, seen)], covariance[:, seen]
+    weight = np.ones(len(seen))
+    for _ in range(REWEIGHTINGS):
+        noise = ROW_NOISE**2 / weight
+        alpha = np.linalg.solve(block + np.diag(noise), surprise)
+        weight = (ROW_FREEDOM + 1) / (ROW_FREEDOM + (noise * alpha / ROW_NOISE) ** 2)
+    chi_square = surprise @ np.linalg.solve(block + ROW_NOISE**2 * np.eye(len(seen)), surprise)
+    left = np.diag(covariance) - np.einsum("qk,qk->q", cross, np.linalg.solve(block + np.diag(noise), cross.T).T)
+    scale = (4 + chi_square) / (4 + len(seen))
+    return mean + cross @ alpha, np.sqrt(scale * (np.maximum(left, 0) + ROW_NOISE**2))
+
+
+def few_shot(
+    rows: Rows, source: str, counts: Sequence[int] = (0, 1, 3, 10), *, start: Fit | None = None, draws: int = 40, most: int = 150, seed: int = 0
+) -> dict[str, dict[int, dict[str, float]]]:
+    """A whole source held out, then predicted from a few of its own rows: what a user's own cluster feels like.
+
+    Args:
+      source: repository of the rows to hold out.
+      counts: numbers of own rows revealed.
+      draws: random choices averaged over.
+      most: rows of the source at most; further ones are left out at random.
+    Returns:
+      For "random" and "chosen" rows and each count: median and p90 of the error over the other rows, and coverage of their 80% intervals;
+      averages over draws.
+    """
+    own = np.array([group[0] == source for group in rows.groups])
+    known = rows.take(~own)
+    posterior = build_posterior(fit_runs(known, start=start, passes=8 if start else 14), known)
+    rng = np.random.default_rng(seed)
+    index = np.flatnonzero(own & (rows.weight > 0))
+    target = rows.take(np.sort(rng.permutation(index)[:most]))
+    mean, covariance, _ = posterior.joint(target)
+    n = len(target)
+
+    def score(seen):
+        rest = np.setdiff1d(np.arange(n), seen)
+        new, sd = update(mean, covariance, target.log_time, np.asarray(seen, int))
+        error = np.abs(np.exp(new - target.log_time) - 1)[rest]
+        inside = (np.abs(new - target.log_time) <= Z80 * sd)[rest]
+        return dict(median=float(np.median(error)), p90=float(np.quantile(error, 0.9)), coverage=float(inside.mean()))
+
+    chosen = [i for i, _, _ in choose(covariance, max(counts))]
+    out: dict[str, dict[int, dict[str, float]]] = {"random": {}, "chosen": {}}
+    for count in (c for c in counts if c < n):
+        scores = [score(rng.permutation(n)[:count]) for _ in range(draws if count else 1)]
+        out["random"][count] = {key: float(np.mean([s[key] for s in scores])) for key in scores[0]}
+        out["chosen"][count] = score(chosen[:count])
+    return out

@@ -2,9 +2,10 @@
 
 Defaults (each is what the sources that do print the value mostly use):
 - sequence parallelism: on with tensor parallelism from 2023, off before; ZeRO stage: 1 from 2023, 0 before and for adapters, 3 over all
-  chips for MaxText on TPU; fused attention: on from 2023, off before; recompute: none.
-- micro-batch: from batch and data-parallel size on TPU, one per pipeline stage in torchtitan, 1 in MLPerf and elsewhere from 2023; before, 4 below 9e9 parameters, 2 below 50e9,
-  1 above; 8 for Alpa.
+  chips for MaxText on TPU; fused attention: on from 2023, off before; recompute: none, but full for NeMo AutoModel's adapters on more
+  than one device, and half a forward pass for MaxText's named policies.
+- micro-batch: from batch and data-parallel size on TPU, one per pipeline stage in torchtitan, 1 in MLPerf and elsewhere from 2023; before,
+  4 below 9e9 parameters, 2 below 50e9, 1 above; 8 for Alpa.
 - parallel degrees: those of a row with the same model, accelerator, device count and batch in the same table, if there is one; else
   tensor parallelism is the smallest power of two that holds model states in 60% of memory within a node, and the rest is data parallel.
 - architecture: that of the catalog's model of this name; else the row's own columns; else, from the parameter count alone, a GPT with
@@ -26,11 +27,8 @@ import numpy as np
 from ..hardware import System, generation, load_system, resolve_name
 from ..io import Run
 from ..parallel import Plan
-from ..parallel._memory import peak_memory
 from ..parallel._plan import OPTIMIZER_BYTES, plan_numbers
 from ..workload import Transformer, load_model, num_parameters, pad_kinds, resolve_model_name, transformer, with_seq_len
-from ..stack import Stack
-from ._constants import MEMORY_DEFAULTS
 from ._frameworks import features, identify, is_adapter
 
 ADAPTER_SHARE = 0.002  # trainable part of the weights with low-rank adapters on all projections at rank 16, 70B
@@ -265,6 +263,8 @@ def plan_of(run: Run, model: Transformer, system: System, tpu: bool) -> dict:
     stage, ranks, offload = _shard(run, adapter, tpu)
     text = run.recompute.lower()
     recompute: str | float = {"full": "full", "selective": "selective"}.get(text, "none")
+    if not text and adapter and "automodel" in run.framework.lower() and (run.num_devices or 1) > 1:
+        recompute = "full"
     if tpu and text == "selective":
         recompute = 0.5  # a named policy of MaxText saves some projections and repeats the rest: about half a forward pass
     experts = run.experts or 0
@@ -315,17 +315,6 @@ def _borrow(runs: Sequence[Run]) -> list[Run]:
             run = dataclasses.replace(run, tp=like.tp, pp=like.pp, cp=like.cp, dp=like.dp, vpp=like.vpp, micro_batch=run.micro_batch or like.micro_batch)
         filled.append(run)
     return filled
-
-
-@lru_cache(maxsize=1)
-def _peak_function():
-    typical = Stack(**{f.name: 1.0 for f in dataclasses.fields(Stack)} | MEMORY_DEFAULTS)
-    return jax.jit(jax.vmap(lambda model, plan: sum(peak_memory(model, plan, typical)[0])))
-
-
-def _peak(model: Transformer, plan: Plan) -> np.ndarray:
-    """Peak memory of each row with typical software. [B]"""
-    return np.asarray(_peak_function()(model, plan))
 
 
 def prepare(runs: Sequence[Run], *, need_time: bool = True, like: Sequence[Run] = (), kinds: int = 3) -> Rows:
@@ -386,9 +375,6 @@ def _prepare(runs: Sequence[Run], need_time: bool, like: Sequence[Run], kinds: i
     stack, family, kind, name, shifts = zip(*labels)
     plan = Plan(**{key: np.stack([np.asarray(p[key], float) for p in plans]) for key in plans[0]})
     model, system = stack_trees([padded[id(m)] for m in models]), stack_trees(systems)
-    silent = np.array([not run.recompute and f == "fsdp" for run, f in zip(kept, family)])
-    over = _peak(model, plan) > np.asarray(system.chip.memory_capacity)
-    plan = eqx.tree_at(lambda p: p.recompute_full, plan, np.where(silent & over, 1.0, np.asarray(plan.recompute_full)))
     return Rows(
         runs=tuple(kept),
         model=model,

@@ -15,6 +15,7 @@ from ..io import Run, RunTable
 from ..stack import FittedConstant, Stack, write_stack
 from ..stack._catalog import FIELDS
 from ._calibration import Calibration, load_calibration
+from ._choice import choose
 from ._constants import CONSTANTS, HARDWARE, NAMES, natural
 from ._frameworks import FAMILIES
 from ._posterior import ROW_NOISE, Z80, Posterior
@@ -91,26 +92,6 @@ def stack_constants(posterior: Posterior, rows: Rows) -> tuple[np.ndarray, np.nd
     return mean, np.sqrt(np.maximum(np.diag(covariance), 1e-12))
 
 
-def propose(posterior: Posterior, targets: Rows, count: int) -> list[tuple[int, float, float]]:
-    """Greedy choice of rows to measure: each reduces the summed posterior deviation over all targets the most. Needs no times.
-
-    Returns:
-      (index, mean deviation before, after) per choice. [log]
-    """
-    _, covariance, _ = posterior.joint(targets)
-    chosen: list[tuple[int, float, float]] = []
-    for _ in range(min(count, len(targets))):
-        variance = np.maximum(np.diag(covariance), 1e-12)
-        after = variance[None, :] - covariance**2 / (variance[:, None] + ROW_NOISE**2)
-        score = np.sqrt(np.maximum(after, 0)).mean(axis=1)
-        score[[i for i, _, _ in chosen]] = np.inf
-        best = int(np.argmin(score))
-        chosen.append((best, float(np.sqrt(variance).mean()), float(score[best])))
-        column = covariance[:, best]
-        covariance = covariance - np.outer(column, column) / (variance[best] + ROW_NOISE**2)
-    return chosen
-
-
 def _reason(rows: Rows, i: int) -> str:
     p, m = rows.plan, rows.model
     take = lambda x: float(np.asarray(x)[i])
@@ -128,7 +109,7 @@ def calibrate_runs(
     stack: str,
     calibration: Calibration | None = None,
     candidates: Sequence[Run] = (),
-    propose_count: int = 3,
+    propose: int = 3,
 ) -> CalibrationReport:
     """Adapts the shipped calibration to the runs of one software stack on one cluster, from one row upwards.
 
@@ -137,7 +118,7 @@ def calibrate_runs(
       family: code base, one of `FAMILIES`, or "other".
       stack: a name of your own.
       candidates: configurations you would like predicted; the proposals are chosen among them, else among the runs themselves.
-      propose_count: how many to propose.
+      propose: how many to propose.
     Returns:
       The report.
     Raises:
@@ -185,7 +166,7 @@ def calibrate_runs(
     targets = relabel(prepare(tuple(candidates), need_time=False), stack, family) if candidates else all_rows
     proposals = [
         dict(id=targets.runs[i].id, reason=_reason(targets, i), expected_error_now=MEDIAN_PER_SD * a, expected_error_after=MEDIAN_PER_SD * b)
-        for i, a, b in propose(updated, targets, propose_count)
+        for i, a, b in choose(updated.joint(targets)[1], propose)
     ]
     error = lambda p: float(np.median(np.abs(np.exp(p.mean - all_rows.log_time) - 1)))
     summary = [
