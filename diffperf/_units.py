@@ -43,7 +43,7 @@ def quantity(value: float, unit: str) -> str:
     if unit == "s":
         return time_text(value)
     if unit == "1":
-        return count_text(value) if value >= 1e6 else digits(value)
+        return count_text(value) if value >= 1e6 else f"{value:,.0f}" if value.is_integer() and value > 1 else digits(value)
     if unit.startswith("USD"):
         return money_text(value) + unit[3:]
     if value == 0 or not math.isfinite(value):

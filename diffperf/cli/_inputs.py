@@ -1,6 +1,7 @@
 """From the words of a job to model, system, plan and stack, checked; and to a prediction with its interval."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,26 @@ class Prediction:
     notes: tuple[str, ...]
 
 
+def read_model(name: str, seq_len: float | None) -> tuple[Transformer, str, bool]:
+    """A model, its canonical name or path, and whether it is from a file.
+
+    Raises:
+      ValueError: for an unknown name, or a file that is missing or no `config.json`.
+    """
+    path = Path(name)
+    if path.suffix == ".json" and not path.is_file():
+        raise ValueError(f"{name}: no such file. Give a Hugging Face config.json, or a name from `diffperf models`.")
+    in_file = path.suffix == ".json" or (path / "config.json").is_file()
+    try:
+        model = load_model(name, seq_len)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: not JSON: {error}. Give the config.json of a Hugging Face checkpoint.") from None
+    return model, name if in_file else resolve_model_name(name), in_file
+
+
 def load_network(job: Job) -> tuple[Transformer, str]:
     """The model of a job and its name."""
-    path = Path(job.model)
-    if path.suffix == ".json" and not path.is_file():
-        raise ValueError(f"{job.model}: no such file. Give a Hugging Face config.json, or a name from `diffperf models`.")
-    model = load_model(job.model, job.seq)
-    return model, str(job.model) if path.suffix == ".json" or (path / "config.json").is_file() else resolve_model_name(job.model)
+    return read_model(job.model, job.seq)[:2]
 
 
 def load_cluster(job: Job) -> tuple[System, str]:

@@ -36,9 +36,9 @@ def _run(args: list[str]) -> int:
     try:
         result = app(args=args, standalone_mode=False, prog_name="diffperf")
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
     except typer.Exit as stop:
-        return stop.exit_code
+        code = stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
         raise KeyboardInterrupt from None
     except BrokenPipeError:
@@ -46,6 +46,9 @@ def _run(args: list[str]) -> int:
         return 0
     except Exception as error:
         return _report(error)
+    if code == 130:  # typer turns the interrupt into an exit of its own
+        raise KeyboardInterrupt
+    return code
 
 
 def _report(error: Exception) -> int:

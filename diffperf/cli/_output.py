@@ -1,9 +1,7 @@
 """Where output goes: results on stdout, everything else on stderr; JSON is one document without NaN."""
 
-import contextlib
 import json
 import math
-import os
 import sys
 from typing import Any
 
@@ -22,20 +20,13 @@ def version() -> str:
 
 
 def start() -> None:
-    """What every command that computes does first: double precision, and compiled code kept between calls.
+    """What every command that computes does first: double precision.
 
-    `DIFFPERF_CACHE` is the folder for it, `off` for none.
+    Compiled code is not kept between calls: XLA's cache for CPUs warns on every load that another machine's code might not run here.
     """
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    folder = os.environ.get("DIFFPERF_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "diffperf")
-    if folder != "off":
-        with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
-            os.makedirs(folder, exist_ok=True)
-            if os.access(folder, os.W_OK):
-                jax.config.update("jax_compilation_cache_dir", folder)
-                jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def out() -> Console:

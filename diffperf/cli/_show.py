@@ -78,23 +78,24 @@ def _show_list(as_json: bool) -> None:
         keys = ("name", "vendor", "peak_16bit_flops_per_s", "memory_bytes", "memory_bandwidth_bytes_per_s", "scale_up_bytes_per_s", "scale_up_domain")
         _output.print_json({"systems": [dict(zip(keys, row)) for row in systems], "stacks": [{"name": name, "fit": fit} for name, fit in stacks]})
         return
-    from .._units import digits, quantity
+    from .._units import quantity
     from ..report._tables import table
 
     result = table("Systems")
     result.add_column("name", no_wrap=True)
-    result.add_column("vendor")
+    result.add_column("vendor", no_wrap=True)
     for heading in ("16-bit peak", "memory", "bandwidth", "scale-up", "domain"):
         result.add_column(heading, justify="right", no_wrap=True)
     for name, maker, peak, capacity, bandwidth, link, domain in systems:
-        result.add_row(name, maker, quantity(peak, "FLOP/s"), quantity(capacity, "B"), quantity(bandwidth, "B/s"), quantity(link, "B/s"), digits(domain))
+        result.add_row(name, maker, quantity(peak, "FLOP/s"), quantity(capacity, "B"), quantity(bandwidth, "B/s"), quantity(link, "B/s"), f"{domain:g}")
     _output.out().print(result)
     fits = table("Software stacks")
     fits.add_column("name", no_wrap=True)
-    fits.add_column("fitted on", overflow="fold")
+    fits.add_column("family", no_wrap=True)
+    fits.add_column("runs", justify="right", no_wrap=True)
     fits.add_column("quality", overflow="fold")
     for name, fit in stacks:
-        fits.add_row(name, str(fit.get("data", "")), str(fit.get("quality", "")))
+        fits.add_row(name, str(fit.get("family", "")), str(fit.get("rows", "") or ""), str(fit.get("quality", "")))
     _output.out().print(fits)
 
 
@@ -151,7 +152,7 @@ def _list_models(as_json: bool) -> None:
         keys = ("name", "parameters", "active_parameters", "layers", "seq_len", "published_parameters", "source")
         _output.print_json({"models": [dict(zip(keys, row)) for row in rows]})
         return
-    from .._units import count_text, digits
+    from .._units import count_text
     from ..report._tables import table
 
     result = table(f"{len(rows)} models")
@@ -160,27 +161,23 @@ def _list_models(as_json: bool) -> None:
         result.add_column(heading, justify="right", no_wrap=True)
     for name, parameters, active, layers, seq, published, _ in rows:
         shown = count_text(active) if active < 0.995 * parameters else ""
-        result.add_row(name, count_text(parameters), shown, count_text(published) if published else "", digits(layers, 4), f"{seq:g}")
+        result.add_row(name, count_text(parameters), shown, count_text(published) if published else "", f"{layers:g}", f"{seq:g}")
     _output.out().print(result)
 
 
 def _one_model(name: str, seq: int | None, as_json: bool) -> None:
     import numpy as np
 
-    from ..workload import catalog_entry, forward_flops_per_sequence, load_model, num_active_parameters, num_layers, num_parameters, resolve_model_name
-    from . import _output
+    from ..workload import catalog_entry, forward_flops_per_sequence, num_active_parameters, num_layers, num_parameters
+    from . import _inputs, _output
 
-    path = Path(name)
-    if path.suffix == ".json" and not path.is_file():
-        raise ValueError(f"{name}: no such file. Give a Hugging Face config.json, or a name from `diffperf models`.")
-    in_file = path.suffix == ".json" or (path / "config.json").is_file()
-    model = load_model(name, seq)
+    model, title, in_file = _inputs.read_model(name, seq)
     entry = None if in_file else catalog_entry(name)
     fields = [field for field in model.blocks.__dataclass_fields__ if np.ndim(getattr(model.blocks, field))]
     columns = {field: np.asarray(getattr(model.blocks, field)).tolist() for field in fields}
     blocks = [{field: column[kind] for field, column in columns.items()} for kind in range(len(columns["count"]))]
     facts = {
-        "name": name if in_file else resolve_model_name(name),
+        "name": title,
         "parameters": float(num_parameters(model)),
         "active_parameters": float(num_active_parameters(model)),
         "published_parameters": float(entry.published) if entry and entry.published else None,
@@ -191,7 +188,7 @@ def _one_model(name: str, seq: int | None, as_json: bool) -> None:
         "tied_embedding": bool(model.tied),
         "seq_len": float(model.seq_len),
         "forward_flops_per_token": float(forward_flops_per_sequence(model) / model.seq_len),
-        "source": entry.source if entry else str(path),
+        "source": entry.source if entry else title,
         "blocks": blocks,
     }
     if as_json:

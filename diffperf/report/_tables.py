@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +22,7 @@ _MOST_STAGES = 20
 
 def table(title: str | None = None, **settings: Any) -> Table:
     """An empty table in the house style."""
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, **settings)
+    return Table(title=title, title_justify="left", title_style="bold", **{"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)} | settings)
 
 
 def bar(share: float, width: int = 24) -> str:
@@ -171,7 +172,7 @@ def plans_table(ranked: Iterable[Any], refined: Any = None, reference: Any = Non
     shown = [
         i for i, name in enumerate(PLAN_HEADINGS) if name in ("tp", "pp", "dp", "mbs", "rec") or any(row[i] != cells[0][i] or row[i] != "1" for row in cells)
     ]
-    result = table("Best plans", padding=(0, 1, 0, 0))
+    result = table("Best plans")
     result.add_column("", justify="right", no_wrap=True)
     for name in (*(PLAN_HEADINGS[i] for i in shown), "step", "MFU", "GB", "comm", "bubble"):
         result.add_column(name, justify="right", no_wrap=True)
@@ -192,14 +193,15 @@ def plans_table(ranked: Iterable[Any], refined: Any = None, reference: Any = Non
     return result
 
 
-def provenance_table(rows: Iterable[Provenance], title: str) -> Table:
-    """Every number of a system: value, prior, fit with interval, source."""
+def provenance_table(rows: Iterable[Provenance], title: str) -> Group:
+    """Every number of a system: value, prior, fit with interval, and its source by number, with the list of sources below."""
     result = table(title)
-    result.add_column("number", overflow="fold", min_width=18)
+    result.add_column("number", no_wrap=True)
     result.add_column("value", justify="right", no_wrap=True)
     result.add_column("prior", justify="right", no_wrap=True)
-    result.add_column("fitted (80%)", justify="right", overflow="fold")
-    result.add_column("source", overflow="fold", ratio=1, style="dim")
+    result.add_column("fitted (80% interval)", justify="right", overflow="fold")
+    result.add_column("source", justify="right", style="dim")
+    sources: dict[str, int] = {}
     for row in rows:
         if row.value == 0 and row.path.startswith(("chip.peak", "chip.matmul")):
             continue
@@ -207,8 +209,14 @@ def provenance_table(rows: Iterable[Provenance], title: str) -> Table:
         fitted = "" if row.fitted is None else show(row.fitted)
         if row.fitted is not None and row.low is not None and row.high is not None:
             fitted += f" ({digits(row.low)}-{digits(row.high)})" if row.unit == "1" else f" ({show(row.low)} - {show(row.high)})"
-        result.add_row(row.path, show(row.value), show(row.prior) if row.prior != row.value or row.fitted is not None else "", fitted, row.source)
-    return result
+        source = sources.setdefault(row.source, len(sources) + 1)
+        result.add_row(row.path, show(row.value), show(row.prior) if row.fitted is not None else "", fitted, str(source))
+    listed = Table.grid(padding=(0, 1))
+    listed.add_column(justify="right", style="dim")
+    listed.add_column(style="dim", overflow="fold")
+    for source, number in sources.items():
+        listed.add_row(str(number), Text(source))
+    return Group(result, Text("Sources", style="bold"), listed)
 
 
 def accuracy_table(rows: Iterable[tuple[str, int, Mapping[str, float], Mapping[str, float]]], title: str) -> Table:
