@@ -7,7 +7,7 @@ import numpy as np
 from ._calibration import constant_efficiency, lower_bounds
 from ._choice import choose
 from ._fit import Fit, fit_runs
-from ._posterior import REWEIGHTINGS, ROW_FREEDOM, ROW_NOISE, Z80, Prediction, build_posterior
+from ._posterior import REWEIGHTINGS, ROW_FREEDOM, ROW_NOISE, UNSEEN_SHARE, Z80, Prediction, build_posterior
 from ._rows import Rows
 
 
@@ -58,7 +58,7 @@ def update(mean: np.ndarray, covariance: np.ndarray, log_time: np.ndarray, seen:
     Student-t row weights; deviations are scaled by how well the prior foresaw the measured rows, `(4 + chi^2) / (4 + k)`.
     """
     if len(seen) == 0:
-        return mean, np.sqrt(np.diag(covariance) + ROW_NOISE**2)
+        return mean, UNSEEN_SHARE * np.sqrt(np.diag(covariance) + ROW_NOISE**2)
     surprise = log_time[seen] - mean[seen]
     block, cross = covariance[np.ix_(seen, seen)], covariance[:, seen]
     weight = np.ones(len(seen))
@@ -90,7 +90,7 @@ def few_shot(
     known = rows.take(~own)
     posterior = build_posterior(fit_runs(known, start=start, passes=8 if start else 14), known)
     rng = np.random.default_rng(seed)
-    index = np.flatnonzero(own & (rows.weight > 0))
+    index = np.flatnonzero(own & (rows.weight == 1))  # rows whose own source does not disown them
     target = rows.take(np.sort(rng.permutation(index)[:most]))
     mean, covariance, _ = posterior.joint(target)
     n = len(target)

@@ -69,7 +69,7 @@ def fit_memory(rows: Rows, *, passes: int = 12) -> dict[str, dict[str, float]]:
     if not measured.any():
         return start
     some = rows.take(measured)
-    target = np.log([run.peak_mem_gb * 1e9 for run in some.runs])
+    target = np.log([(run.peak_mem_gb or np.nan) * 1e9 for run in some.runs])
     stacks = sorted(set(some.stack))
     names = list(FITTED)
     base = np.log([MEMORY_DEFAULTS[name] for name in names])

@@ -13,7 +13,7 @@ from ..hardware import DATATYPES
 from ._rows import Rows
 
 EVERYWHERE = 0.05
-FAMILY = 0.06
+FAMILY = 0.10
 MODEL = 0.05
 FEATURE, FEATURE_RANGE = 0.03, 4.0
 STACK = 0.08

@@ -61,7 +61,7 @@ def validate_runs(path: str | os.PathLike | RunTable, *, calibration: Calibratio
     if with_peak.any():
         some = rows.take(with_peak)
         peak = log_peak(some, {s: calibration.memory_of(s, f) for s, f in zip(some.stack, some.family, strict=True)})
-        result["memory"] = error_summary(peak, np.log([run.peak_mem_gb * 1e9 for run in some.runs])) | {"n": int(with_peak.sum())}
+        result["memory"] = error_summary(peak, np.log([(run.peak_mem_gb or np.nan) * 1e9 for run in some.runs])) | {"n": int(with_peak.sum())}
     result["groups"] = _groups(rows, prediction.mean)
     numbers = zip(rows.runs, np.exp(prediction.mean), low, high, np.exp(baseline), strict=True)
     result["rows"] = [
