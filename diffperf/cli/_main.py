@@ -54,9 +54,10 @@ def _run(args: list[str]) -> int:
 def _report(error: Exception) -> int:
     if os.environ.get("DIFFPERF_TRACEBACK"):
         traceback.print_exception(error)
-    if hasattr(error, "format_message"):  # a word that the parser of options did not accept
+    said = getattr(error, "format_message", None)
+    if said is not None:  # a word that the parser of options did not accept
         command = getattr(getattr(error, "ctx", None), "command_path", "diffperf")
-        print(f"error: {_one_line(error.format_message())} See `{command} --help`.", file=sys.stderr)
+        print(f"error: {_one_line(said())} See `{command} --help`.", file=sys.stderr)
         return 2
     if is_users(error):
         print(f"error: {_one_line(str(error))}", file=sys.stderr)

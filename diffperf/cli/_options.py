@@ -77,7 +77,7 @@ def with_job(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(job, **words)
 
     del run.__wrapped__  # typer would follow it to the signature of `command`
-    run.__signature__ = inspect.Signature([*shared, *(parameter.replace(kind=kind) for parameter in own)])
+    setattr(run, "__signature__", inspect.Signature([*shared, *(parameter.replace(kind=kind) for parameter in own)]))  # noqa: B010, typer reads it
     run.__annotations__ = {}
     return run
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from .._units import bytes_text, digits, energy_text, money_text, percent, quantity, time_text
 
@@ -35,7 +36,7 @@ _NAMES = {
 
 def is_traced(estimate: "Estimate") -> bool:
     """True inside `jit`, `vmap` or `grad`, where the numbers are not known."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(estimate))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(estimate))
 
 
 def to_dict(estimate: "Estimate") -> dict[str, Any]:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ._tables import Row, RunFileError, csv_bytes, from_records, parquet_bytes, read_csv, read_parquet
 from .._files import write_atomic
+from ._tables import Row, RunFileError, csv_bytes, from_records, parquet_bytes, read_csv, read_parquet
 
 _Cell = str | float | bool | None
 

@@ -19,7 +19,6 @@ from ._schedule import in_flight, parameter_copies
 from ._shard import data_ranks, sequence_split
 
 
-
 class StageMemory(NamedTuple):
     """Memory of one device of one pipeline stage at its peak. [B]"""
 

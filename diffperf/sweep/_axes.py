@@ -94,7 +94,7 @@ def _number_axis(names: Sequence[str], path: str, values: list) -> Axis:
             extra = ' or "auto" alone' if path in AUTOMATIC else ""
             raise ValueError(f"{path} has the value {value!r}; it should be a number{extra}.")
         finite = math.isfinite(value) or (value == math.inf and path.startswith(_MAY_BE_INFINITE))
-        if not finite or value < 0 or (value == 0 and last in _POSITIVE):
+        if not finite or value < 0 or (value == 0 and last in _POSITIVE):  # pyright: ignore[reportOperatorIssue]
             wanted = "positive" if last in _POSITIVE else "0 or more"
             raise ValueError(f"{path} has the value {value!r}; it should be finite and {wanted}. SI units: B/s, B, s, FLOP/s.")
     labels = np.array(values)

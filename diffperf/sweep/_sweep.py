@@ -126,16 +126,16 @@ def _columns(quantities: Sequence[str]) -> dict[str, tuple[str, float | None]]:
 
 def _tables(batch: BatchStep, axes, mode, rows, columns, gradients, show_data) -> "Iterator[pa.Table]":
     """Results in order; the device works on one block while the one before it becomes a table."""
-    pending = None
+    pending: Any = None
     for start in range(0, rows, batch.block):
         index = np.arange(start, min(start + batch.block, rows))
         at = np.unravel_index(index, [len(axis.labels) for axis in axes]) if mode == "product" else [index] * len(axes)
         values = np.concatenate([axis.table[i].T for axis, i in zip(axes, at)])
         result = batch(np.concatenate([axis.slots for axis in axes]), values)
         if pending is not None:
-            yield _table(axes, *pending, columns, gradients, show_data)
+            yield _table(axes, pending[0], pending[1], columns, gradients, show_data)
         pending = at, result
-    yield _table(axes, *pending, columns, gradients, show_data)
+    yield _table(axes, pending[0], pending[1], columns, gradients, show_data)
 
 
 def _table(axes: Sequence[Axis], at, result: BlockResult, columns, gradients, show_data: bool) -> "pa.Table":
@@ -169,15 +169,15 @@ class _Writer:
 
     def write(self, tables: "Iterator[pa.Table]") -> Path:
         import pyarrow as pa
-        import pyarrow.csv
-        import pyarrow.parquet
+        from pyarrow import csv, parquet
 
-        make = {".parquet": pa.parquet.ParquetWriter, ".csv": pa.csv.CSVWriter}[self._path.suffix]
+        make = {".parquet": parquet.ParquetWriter, ".csv": csv.CSVWriter}[self._path.suffix]
         target = Path(os.path.realpath(self._path))
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         try:
             with open(temporary, "xb") as file:
-                sink, held, size = None, [], 0
+                sink: Any = None
+                held, size = [], 0
                 try:
                     for table in tables:
                         sink = sink or make(file, table.schema)

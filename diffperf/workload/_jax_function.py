@@ -3,6 +3,8 @@
 Exact for matrix products and convolutions. Leaves out fusion (each operator reads its inputs and writes its outputs), and counts a
 `while_loop` once, since its trips are not known.
 """
+# JAX types every abstract value as one without shape:
+# pyright: reportAttributeAccessIssue=false
 
 import math
 from collections.abc import Callable, Iterator
