@@ -23,6 +23,7 @@ ALIASES = {
     "maxtext": "family-maxtext", "mlperf": "mlperf-nvidia", "default": "typical", "megatron-deepspeed": "family-megatron-deepspeed",
     "vtrain": "megatron-deepspeed-vtrain", "rocm": "rocm-training",
 }  # fmt: skip
+_NUMBERS = ("value", "low", "high", "prior")
 FIELDS = tuple(field.name for field in dataclasses.fields(Stack))
 
 
@@ -68,14 +69,20 @@ def _read(path: Path) -> tuple[dict, dict[str, dict[str, float]]]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as a stack: {error}. Write it with `diffperf calibrate runs`.") from error
-    values = table.get("values", {})
+    values, meta = table.get("values", {}), table.get("fit", {})
+    if not isinstance(values, dict) or not isinstance(meta, dict):
+        raise ValueError(f"{path}: [fit] and [values] should be tables. Write the file with `diffperf calibrate runs`.")
     missing, unknown = sorted(set(FIELDS) - set(values)), sorted(set(values) - set(FIELDS))
     if missing or unknown:
         raise ValueError(f"{path}: [values] lacks {missing or 'nothing'} and has unknown {unknown or 'nothing'}; it should name each field of Stack once.")
     for name, item in values.items():
-        if not (isinstance(item, dict) and isinstance(item.get("value"), (int, float)) and math.isfinite(item["value"]) and item["value"] > 0):
-            raise ValueError(f"{path}: {name} is {item!r}; it should be a table whose value is a positive, finite number.")
-    return table.get("fit", {}), values
+        if not (isinstance(item, dict) and "value" in item and all(_positive(item[key]) for key in _NUMBERS if key in item)):
+            raise ValueError(f"{path}: {name} is {item!r}; it should be a table of value, low, high and prior, each a positive, finite number.")
+    return meta, values
+
+
+def _positive(x: object) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) and x > 0
 
 
 def _path(name_or_path: str | os.PathLike[str]) -> Path:
@@ -99,7 +106,7 @@ def describe_stack(name_or_path: str | os.PathLike[str]) -> tuple[dict, list[Fit
     """What is known of a stack's fit (date, data, rows, quality), and its constants in the order of `Stack`."""
     meta, values = _read(_path(name_or_path))
     get = lambda item, key: float(item.get(key, item["value"]))
-    return meta, [FittedConstant(n, *(get(values[n], k) for k in ("value", "low", "high", "prior"))) for n in FIELDS]
+    return meta, [FittedConstant(n, *(get(values[n], k) for k in _NUMBERS)) for n in FIELDS]
 
 
 def write_stack(path: str | os.PathLike[str], constants: Mapping[str, FittedConstant], meta: Mapping[str, str | float]) -> None:
@@ -110,13 +117,17 @@ def write_stack(path: str | os.PathLike[str], constants: Mapping[str, FittedCons
       constants: one per field of `Stack`.
       meta: date, data, quality and whatever else is worth keeping.
     Raises:
-      ValueError: when a field is missing.
+      ValueError: when a field is missing, or a number is not positive and finite; nothing is written then.
     """
     missing = sorted(set(FIELDS) - set(constants))
     if missing:
         raise ValueError(f"write_stack: constants lack {', '.join(missing)}; give every field of Stack.")
+    for name in FIELDS:
+        wrong = {key: getattr(constants[name], key) for key in _NUMBERS if not _positive(float(getattr(constants[name], key)))}
+        if wrong:
+            raise ValueError(f"write_stack: {name} has {', '.join(f'{k} {v}' for k, v in wrong.items())}; give positive, finite numbers.")
     lines = ["# Fitted by the calibration. SI units; low and high bound the 80% interval.", "[fit]"]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in meta.items()] + ["", "[values]"]
+    lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in meta.items()] + ["", "[values]"]
     for name in FIELDS:
         c = constants[name]
         lines.append(f"{name} = {{ value = {c.value:.6g}, low = {c.low:.6g}, high = {c.high:.6g}, prior = {c.prior:.6g} }}")
