@@ -1,11 +1,14 @@
 """`calibrate runs`: adapt a stack to the user's own runs. `validate runs`: compare the shipped fit with measured runs, refitting nothing."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ._show import JSON
+
+_MOST = 8  # constants to print where there is no better measure
 
 
 def calibrate_runs(
@@ -41,7 +44,8 @@ def calibrate_runs(
     console.print(_rows_table(report.rows))
     console.print(_constants_table(report.constants))
     if report.unidentified:
-        console.print(f"not determined by these runs, kept at the prior: {', '.join(report.unidentified)}", markup=False, style="dim")
+        named = ", ".join(report.unidentified[:_MOST]) + (", ... (--json lists all)" if len(report.unidentified) > _MOST else "")
+        console.print(f"{len(report.unidentified)} of {len(report.constants)} are not determined by these runs: {named}", markup=False, style="dim")
     if report.proposals:
         console.print(_proposals_table(report.proposals))
     for line in report.summary:
@@ -130,19 +134,21 @@ def _rows_table(rows: Any) -> Any:
 
 
 def _constants_table(rows: Any) -> Any:
-    from .._units import digits, quantity
+    from .._units import quantity
     from ..report import unit_of
     from ..report._tables import table
 
-    result = table("Constants (those that moved first)")
+    moved = lambda row: abs(math.log(row["value"] / row["prior"])) if row["value"] > 0 and row["prior"] > 0 else 0.0
+    learned = [row for row in rows if row.get("learned")]
+    shown = sorted(learned or rows, key=lambda row: -moved(row))[: max(len(learned), _MOST)]
+    result = table("Constants that these runs narrowed" if learned else "No single constant is narrowed by these runs; those that moved most")
     result.add_column("constant", no_wrap=True)
     for name in ("prior", "value", "80% from", "to"):
         result.add_column(name, justify="right", no_wrap=True)
-    result.add_column("learned")
-    for row in sorted(rows, key=lambda row: not row.get("learned")):
+    for row in shown:
         unit = unit_of(f"stack.{row['name']}")
-        shown = [quantity(row[key], unit) if row.get(key) is not None else digits(float("nan")) for key in ("prior", "value", "low", "high")]
-        result.add_row(row["name"], *shown, "yes" if row.get("learned") else "", style=None if row.get("learned") else "dim")
+        cells = [quantity(row[key], unit) if row.get(key) is not None else "-" for key in ("prior", "value", "low", "high")]
+        result.add_row(row["name"], *cells)
     return result
 
 
