@@ -13,3 +13,12 @@ def stack():
     from diffperf.stack import Stack
 
     return Stack(**{c.name: c.mean for c in CONSTANTS if c.name not in HARDWARE}, **MEMORY_DEFAULTS)
+
+
+@pytest.fixture(scope="session")
+def published_rows():
+    """Every published run that can be modelled; shared, as it takes seconds."""
+    from diffperf.calibrate import prepare
+    from diffperf.io import published_runs_path, read_runs
+
+    return prepare(read_runs(published_runs_path()))

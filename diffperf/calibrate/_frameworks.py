@@ -2,7 +2,9 @@
 the features that shift its constants. A row of an unknown stack gets its family's constants; of an unknown family, those of all stacks."""
 
 import re
+from functools import lru_cache
 
+from ..hardware import resolve_name, vendor
 from ..io import Run
 
 FAMILIES = ("mcore", "megatron-lm", "megatron-deepspeed", "fsdp", "zero", "maxtext")
@@ -48,15 +50,26 @@ def is_adapter(run: Run) -> bool:
     return bool(re.search(r"lora|peft", f"{run.model_name} {run.notes.split('WEIGHT')[0]}", re.IGNORECASE))
 
 
+@lru_cache(maxsize=1024)
+def known_chip(accelerator: str) -> tuple[str, str]:
+    """(catalog name, vendor) of an accelerator in whatever spelling a row names it; ("", "") for one not in the catalog."""
+    try:
+        name = resolve_name(accelerator)
+    except ValueError:
+        return "", ""
+    return name, vendor(name)
+
+
 def identify(run: Run) -> tuple[str, str]:
-    """(stack, family) of a run. Runs of one repository are split where its notes name different software images."""
+    """(stack, family) of a run. Runs of one repository are split where its notes name different software images; software that no rule
+    knows is a stack of its own, so that its prior spread counts."""
     source, notes, year = run.source.lower(), run.notes, run.year or REFERENCE_YEAR
     stack, family = known_framework(run.framework)
-    nvidia = re.match(r"(a|h|b|v|gb|l)\d|rtx", run.accelerator.lower()) is not None
+    chip, maker = known_chip(run.accelerator)
     if source.startswith("mlcommons/"):
-        if re.match(r"mi\d", run.accelerator.lower()):
+        if maker == "AMD":
             return "rocm-training", ""
-        return ("mlperf-nvidia", "mcore") if nvidia else (f"mlperf-{run.accelerator.lower()}", "maxtext" if "tpu" in run.accelerator.lower() else "")
+        return ("mlperf-nvidia", "mcore") if maker == "NVIDIA" else (f"mlperf-{run.accelerator.lower()}", "maxtext" if maker == "Google" else "")
     if "simumax" in source:
         return "simumax", ""
     if stack == "llm-foundry":
@@ -66,9 +79,9 @@ def identify(run: Run) -> tuple[str, str]:
     if stack == "automodel":
         return ("automodel-adapter" if is_adapter(run) else "automodel"), family
     if stack == "maxtext":
-        if nvidia:
+        if maker != "Google":
             return "maxtext-gpu", family
-        return ("maxtext-tpu7x" if re.search(r"v7x|ironwood", run.accelerator.lower()) else "maxtext-tpu"), family
+        return ("maxtext-tpu7x" if chip == "tpu_v7x" else "maxtext-tpu"), family
     if stack == "nemo" and "dgxc" in source:
         return "nemo-dgxc", family
     if stack == "megatron-deepspeed" and "bigscience" in source:
@@ -85,7 +98,7 @@ def identify(run: Run) -> tuple[str, str]:
         if "jan2021" in source:
             return "megatron-lm-jan2021", family
         return f"megatron-lm-{min(max(int(year), 2020), 2022)}", family
-    return stack, family
+    return stack or f"unknown {run.framework}".strip(), family
 
 
 def release_year(run: Run) -> float:

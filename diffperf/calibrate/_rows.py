@@ -8,6 +8,7 @@ Defaults (each is what the sources that do print the value mostly use):
   4 below 9e9 parameters, 2 below 50e9, 1 above; 8 for Alpa.
 - parallel degrees: those of a row with the same model, accelerator, device count and batch in the same table, if there is one; else
   tensor parallelism is the smallest power of two that holds model states in 60% of memory within a node, and the rest is data parallel.
+- sequence length: 2048.
 - architecture: that of the catalog's model of this name; else the row's own columns; else, from the parameter count alone, a GPT with
   `hidden = 128 layers`.
 """
@@ -133,19 +134,20 @@ def _cut(model: Transformer, layers: float | None, vocab: float | None, kv_heads
 def link_rate(text: str, devices_per_node: float) -> float | None:
     """NIC rate per device in one direction from a row's free text, None when it says nothing usable. [B/s]
 
-    Understands `8x HDR InfiniBand 200 Gb/s`, `4x100Gb RoCE per node`, `1600 Gbps per node`, `400 Gb/s per GPU`, `25 Gb/s Ethernet` and the
-    compute part of `Storage: ..., Compute: 8x NDR 400Gb/s, ...`.
+    Understands `8x HDR InfiniBand 200 Gb/s`, `4x100Gb RoCE per node`, `InfiniBand, about 800 Gbit/s per node`, `400 Gb/s per GPU`,
+    `25 Gb/s Ethernet` and the compute part of `Storage: ..., Compute: 8x ConnectX-7 NDR 400Gb/s, ...`.
     """
-    part = next((p for p in re.split(r",|;", text) if re.search(r"compute", p, re.IGNORECASE)), text)
-    part = re.split(r",|\+", part)[0]
-    found = re.search(r"(?:(\d+) ?x ?)?\D*?([\d.]+)(?:/[\d.]+)? ?G(?:b|bit|bps|bE)\b(?:it)?(?:/s|ps)?", part)
-    if not found or re.search(r"GB/s", found[0]):
+    rates = {part: re.search(r"(\d+(?:\.\d+)?)(?:/[\d.]+)? ?G(?:bps|bit|bE|b)\b", part) for part in re.split(r"[,;+](?![^()]*\))", text)}
+    usable = sorted((part for part, found in rates.items() if found and float(found[1])), key=lambda part: "compute" not in part.lower())
+    if not usable:
         return None
-    rate = float(found[2]) / 8 * 1e9
+    part = usable[0]
+    rate = float(rates[part][1]) / 8 * 1e9
     if re.search(r"per (?:gpu|device|accelerator)", part, re.IGNORECASE):
         return rate
-    if found[1]:
-        return rate * float(found[1]) / devices_per_node
+    count = re.search(r"(?<![\w-])(\d+) ?x(?=[ \d])", part)
+    if count:
+        return rate * float(count[1]) / devices_per_node
     if re.search(r"per node|ethernet|EFA", part, re.IGNORECASE):
         return rate / devices_per_node
     return None
@@ -340,8 +342,8 @@ def _prepare(runs: Sequence[Run], need_time: bool, like: Sequence[Run], kinds: i
     filled = _borrow([*runs, *like])[: len(runs)]
     for run in filled:
         try:
-            if run.family and run.family.startswith(NOT_DECODERS):
-                raise SkipRun(f"family {run.family} is not modelled")
+            if run.family.lower().startswith(NOT_DECODERS):
+                raise SkipRun(f"family {run.family.lower()} is not modelled")
             if need_time and not run.step_time_s:
                 raise SkipRun("no step time")
             if "STEP TIME NOT SEPARABLE" in run.notes:
