@@ -206,7 +206,8 @@ def test_expert_exchange_at_its_edges():
 
 def test_point_to_point_by_hand():
     # a neighbour in the node, the same place in the next node, a node behind the spine
-    assert_allclose([point_to_point(NETWORK, 4e8, s) for s in (1, 7)], 4e8 / 400e9 + 1e-6)
+    assert_allclose([point_to_point(NETWORK, 4e8, s) for s in (1, 4)], 4e8 / 400e9 + 1e-6)
+    assert_allclose(point_to_point(NETWORK, 4e8, 2, 8), 4e8 / 50e9 + 1e-5)  # a chain of 8 that leaves the node in its middle
     assert_allclose(point_to_point(NETWORK, 4e8, 8), 4e8 / 50e9 + 1e-5)
     assert_allclose(point_to_point(NETWORK, 4e8, 1024), 4e8 / 25e9 + 3e-5)
     assert point_to_point(NETWORK, 0.0, 8) == 1e-5

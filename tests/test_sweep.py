@@ -32,7 +32,7 @@ MODEL = transformer(hidden=4096, layers=32, num_heads=32, num_kv_heads=8, ffn_hi
 SYSTEM = load_system("h100", num_devices=64)
 PLAN = make_plan(global_batch_size=256, tensor_parallel=4, data_parallel=16, zero_stage=3)
 INPUTS = (MODEL, SYSTEM, PLAN, STACK)
-BANDWIDTHS = (1e10, 5e10, 2e11)
+BANDWIDTHS = (1e10, 5e10, 1e11)
 
 
 def test_rows_equal_the_step_in_the_order_of_the_axes():

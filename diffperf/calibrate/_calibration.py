@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import zipfile
+import zlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import numpy as np
 
 from .._files import write_atomic
 from ..estimate import step_lower_bound
-from ._constants import NAMES
+from ._constants import FEATURE_EFFECTS, NAMES
 from ._design import Design
 from ._fit import Fit
 from ._memory_fit import default_memory
@@ -20,6 +22,10 @@ from ._rows import Rows
 
 PUBLISHED = Path(__file__).with_name("fitted") / "published.npz"
 _LABELS = ("generation", "accelerator", "family", "stack", "model")
+_ARRAYS = {
+    "names", "keys", "mean", "width", "parameters", "coordinates", "features", "gradient", "residual", "row_noise", "row_weight", "about",
+    *(f"label_{name}" for name in _LABELS),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Calibration:
             about=np.array(json.dumps(dict(memory=self.memory, efficiency=self.efficiency, meta=self.meta))), **known,
         )  # fmt: skip
         write_atomic(path, buffer.getvalue())
+        load_calibration.cache_clear()
 
 
 @lru_cache(maxsize=4)
@@ -69,16 +76,20 @@ def load_calibration(path: str | Path = PUBLISHED) -> Calibration:
     try:
         with np.load(path, allow_pickle=False) as file:
             z = {name: file[name] for name in file.files}
+        if not _ARRAYS <= set(z):
+            raise KeyError(f"lacks {', '.join(sorted(_ARRAYS - set(z)))}")
         about = json.loads(str(z["about"]))
-    except (OSError, KeyError, ValueError) as error:
+        memory, efficiency, meta = (about[name] for name in ("memory", "efficiency", "meta"))
+    except (OSError, EOFError, KeyError, ValueError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path}: cannot be read as a calibration ({error}). Make it with `python calibration/fit_published.py`.") from error
-    if tuple(z["names"]) != NAMES:
-        raise ValueError(f"{path}: was fitted for other constants than this version's. Fit again with `python calibration/fit_published.py`.")
     design = Design(tuple(tuple(key.split("\t")) for key in z["keys"]), z["mean"], z["width"])
+    effects = {(name, "feature", feature) for feature, name, _, _ in FEATURE_EFFECTS}
+    if tuple(z["names"]) != NAMES or not effects <= set(design.keys):
+        raise ValueError(f"{path}: was fitted for other constants than this version's. Fit again with `python calibration/fit_published.py`.")
     labels = {name: tuple(str(x) for x in z[f"label_{name}"]) for name in _LABELS}
     rows = Points(coordinates=z["coordinates"].astype(float), features=z["features"].astype(float), **labels)
     posterior = Posterior(design, z["parameters"], rows, *(z[n].astype(float) for n in ("gradient", "residual", "row_noise", "row_weight")))
-    return Calibration(posterior, about["memory"], about["efficiency"], about["meta"])
+    return Calibration(posterior, memory, efficiency, meta)
 
 
 @lru_cache(maxsize=1)

@@ -49,7 +49,7 @@ class Design:
             yield c, np.full(len(rows), self.index[constant.name, "shared", ""]), ones
             for level in LEVELS:
                 if getattr(constant, level) > 0:
-                    yield c, np.array([self.index.get((constant.name, level, label), -1) for label in labels[level]]), ones
+                    yield c, np.array([self.index.get((constant.name, level, label), -1) for label in labels[level]], int), ones
         for feature, name, _, _ in FEATURE_EFFECTS:
             position = np.full(len(rows), self.index[name, "feature", feature])
             yield NAMES.index(name), position, rows.features[:, FEATURES.index(feature)]

@@ -121,7 +121,7 @@ class Posterior:
             if shared.any():
                 width = np.array([getattr(c, level) for c in CONSTANTS]) ** 2
                 if level == "stack":  # a stack without a family also carries what a family would
-                    alone = np.array([family == "" for family in a.family])[:, None] * np.array([c.family for c in CONSTANTS]) ** 2
+                    alone = np.array([family == "" for family in a.family], bool)[:, None] * np.array([c.family for c in CONSTANTS]) ** 2
                     total += shared * (((width + alone) * grad_a) @ grad_b.T)
                 else:
                     total += shared * ((width * grad_a) @ grad_b.T)
@@ -160,7 +160,14 @@ class Posterior:
         return Prediction(mean, share * np.sqrt(np.maximum(variance, 0) + ROW_NOISE**2), physics)
 
     def observe(self, rows: Rows) -> "Posterior":
-        """The posterior with further measured rows."""
+        """The posterior with further measured rows.
+
+        Raises:
+          ValueError: for a row without a measured time.
+        """
+        if not np.isfinite(rows.log_time).all():
+            missing = [run.id for run, t in zip(rows.runs, rows.log_time, strict=True) if not np.isfinite(t)]
+            raise ValueError(f"observe: no measured step time in {', '.join(missing[:3])}. Leave such rows out, or predict them.")
         at, gradient, residual, noise = _measured(self.design, self.parameters, rows)
         return dataclasses.replace(
             self, rows=self.rows.join(at), gradient=np.concatenate([self.gradient, gradient]),
@@ -176,8 +183,14 @@ def _measured(design: Design, parameters: np.ndarray, rows: Rows):
 
 
 def build_posterior(fit: Fit, rows: Rows, *, per_group: int = ROWS_PER_GROUP) -> Posterior:
-    """Conditions on measured rows of positive weight, at most `per_group` of one (source, model) group, evenly picked by configuration."""
+    """Conditions on measured rows of positive weight, at most `per_group` of one (source, model) group, evenly picked by configuration.
+
+    Raises:
+      ValueError: when no row has a positive weight and a finite time.
+    """
     usable = np.flatnonzero((rows.weight > 0) & np.isfinite(rows.log_time))
+    if not len(usable):
+        raise ValueError("build_posterior: no row has a measured time and a positive weight. Give at least one measured row.")
     order = np.lexsort(points(rows).coordinates[usable].T)
     kept = []
     for group in dict.fromkeys(rows.groups[i] for i in usable):

@@ -78,8 +78,8 @@ def points(rows: Rows) -> Points:
 def same(a: tuple[str, ...], b: tuple[str, ...]) -> np.ndarray:
     """True where labels agree and are not empty, shape (len(a), len(b))."""
     codes = {label: i for i, label in enumerate(dict.fromkeys((*a, *b)))}
-    x, y = np.array([codes[label] for label in a]), np.array([codes[label] for label in b])
-    return (x[:, None] == y[None, :]) & np.array([label != "" for label in a])[:, None]
+    x, y = np.array([codes[label] for label in a], int), np.array([codes[label] for label in b], int)
+    return (x[:, None] == y[None, :]) & np.array([label != "" for label in a], bool)[:, None]
 
 
 def residual_kernel(a: Points, b: Points) -> np.ndarray:

@@ -6,6 +6,7 @@ Defaults (each is what the sources that do print the value mostly use):
   than one device, and half a forward pass for MaxText's named policies.
 - micro-batch: from batch and data-parallel size on TPU, one per pipeline stage in torchtitan, 1 in MLPerf and elsewhere from 2023; before,
   4 below 9e9 parameters, 2 below 50e9, 1 above; 8 for Alpa.
+- gradients: 4 bytes; 2 with fp16, whose stacks reduce them as they are, and in 8-bit MLPerf runs, which also keep weights in 1.
 - parallel degrees: those of a row with the same model, accelerator, device count and batch in the same table, if there is one; else
   tensor parallelism is the smallest power of two that holds model states in 60% of memory within a node, and the rest is data parallel.
 - sequence length: 2048.
@@ -294,7 +295,7 @@ def plan_of(run: Run, model: Transformer, system: System, tpu: bool) -> dict:
         fused_attention=bool(fused) and not known_off,
         trainable=ADAPTER_SHARE if adapter else 1.0,
         weight_bytes=1.0 if narrow else 2.0,
-        gradient_bytes=2.0 if narrow else 4.0,
+        gradient_bytes=2.0 if narrow or (precision_of(run) == "fp16" and year < 2025) else 4.0,
         optimizer_bytes=OPTIMIZER_BYTES["adam"],
         optimizer_offload=float(offload),
         overlap_tensor=not serial,

@@ -54,8 +54,14 @@ class CalibrationReport:
     calibration: Calibration
 
     def write(self, path: str | Path) -> None:
-        """Writes the stack to a TOML file and the updated calibration beside it (`.npz`)."""
+        """Writes the stack to a `.toml` file and the updated calibration beside it (`.npz`).
+
+        Raises:
+          ValueError: for another ending; nothing is written then.
+        """
         path = Path(path)
+        if path.suffix != ".toml":
+            raise ValueError(f"{path}: the name of a stack's file should end in .toml.")
         self.calibration.save(path.with_suffix(".npz"))
         values = {c["name"]: FittedConstant(c["name"], c["value"], c["low"], c["high"], c["prior"]) for c in self.constants}
         write_stack(path, values, self.meta)
@@ -67,11 +73,12 @@ def relabel(rows: Rows, stack: str, family: str) -> Rows:
 
 
 def check_family(family: str) -> str:
-    """The family, if known.
+    """The family, if known; "" is `OTHER`.
 
     Raises:
       ValueError: naming those that are.
     """
+    family = family or OTHER
     if family not in (*FAMILIES, OTHER):
         raise ValueError(f"family is {family!r}; it should be one of {', '.join(FAMILIES)}, or '{OTHER}' for software that shares no code with them.")
     return family

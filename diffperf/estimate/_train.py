@@ -55,16 +55,23 @@ def parameter_gather_time(model: Transformer, system: System, plan: Plan, stack:
 
 
 def gradient_reduce_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> Float[Array, ""]:
-    """Traffic of gradient reduction and, with sharded optimizer states, parameter gathering, once per step: 6 bytes per parameter
-    (4 of an fp32 gradient, 2 of a 16-bit parameter). With sharded parameters only what hybrid sharding leaves between groups. [s]"""
+    """Traffic of gradient reduction and of gathering updated parameters, per step.
+
+    Whole gradients (ZeRO 0): an all-reduce, twice `gradient_bytes` round the ring. Split optimizer states (ZeRO 1): reduce-scatter of the
+    gradients, all-gather of the weights. Split gradients (ZeRO 2): the reduce-scatter comes with every micro-batch. Split parameters
+    (ZeRO 3): only the all-reduce that hybrid sharding leaves between groups. [s]
+    """
     dense, experts = device_parameters(model, plan)
-    dense_ranks, expert_ranks = data_ranks(plan)
-    stride = plan.tensor_parallel
-    whole = dense * _ring_time(system, dense_ranks, stride) + experts * _ring_time(system, expert_ranks, stride * plan.expert_parallel)
-    group = jnp.minimum(dense_ranks, plan.shard_group)
-    between = (dense + experts) / group * 2 * _ring_time(system, dense_ranks / group, stride * group)
-    moved = (1 - plan.shard_parameters) * whole + plan.shard_parameters * between
-    return 6 * stack.gradient_traffic * plan.trainable * moved
+    ranks, stride = data_ranks(plan), plan.tensor_parallel
+    strides = (stride, stride * plan.expert_parallel)
+    whole = sum(n * _ring_time(system, r, s) for n, r, s in zip((dense, experts), ranks, strides, strict=True))
+    groups = [jnp.minimum(r, plan.shard_group) for r in ranks]
+    between = sum(n / g * _ring_time(system, r / g, s * g) for n, r, g, s in zip((dense, experts), ranks, groups, strides, strict=True))
+    times = 1 + plan.shard_gradients * (num_microbatches(plan) - 1)
+    split = plan.shard_optimizer * (plan.gradient_bytes * times + plan.weight_bytes)
+    nbytes = split + (1 - plan.shard_optimizer) * 2 * plan.gradient_bytes
+    moved = (1 - plan.shard_parameters) * nbytes * whole + plan.shard_parameters * 2 * plan.gradient_bytes * between
+    return stack.gradient_traffic * plan.trainable * moved
 
 
 def optimizer_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -104,14 +111,15 @@ def train_step(model: Transformer, system: System, plan: Plan, stack: Stack) -> 
     exposed_p2p = 1 - plan.overlap_pipeline * (1 - stack.pipeline_exposed)
     message = 2 * tokens * model.hidden / sequence_split(plan)
     stride = plan.tensor_parallel * plan.context_parallel * plan.data_parallel
-    pipeline = jnp.where(p > 1, exposed_p2p * 2 * v * point_to_point_time(system, message, stride), 0.0)
+    pipeline = jnp.where(p > 1, exposed_p2p * 2 * v * point_to_point_time(system, message, stride, p), 0.0)
     offloaded = 2 * plan.activation_offload * jnp.sum(count) / p * message / system.host.link_bandwidth * stack.offload_exposed
 
     compute = sum(per_stage) + vocabulary + pipeline
     overlap = stack.shard_overlap * plan.overlap_parameter
     with_gather = blended_overlap(compute, parameter_gather_time(model, system, plan, stack), overlap)
     micro_batch = with_gather + offloaded
-    cover = plan.overlap_gradient * stack.data_overlap * compute / v
+    batches = 1 + plan.shard_gradients * (1 - plan.shard_parameters) * (m - 1)  # micro-batches with a reduction to hide
+    cover = plan.overlap_gradient * stack.data_overlap * compute / v * batches
     reduce = exposed_time(gradient_reduce_time(model, system, plan, stack), cover)
     optimizer, host = optimizer_time(model, system, plan, stack)
     bubble = stack.bubble_factor * bubble_slots(plan) * micro_batch

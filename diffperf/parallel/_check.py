@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool
 from ..hardware import DATATYPES, System
 from ..workload import Transformer, num_layers
 from ._memory import fits_layers
-from ._plan import Plan, PlanError, num_devices
+from ._plan import SCHEDULES, Plan, PlanError, num_devices, num_microbatches
 
+DUALPIPE = SCHEDULES.index("dualpipe")
 TOLERANCE = 1e-4  # counts travel as floats; float32 keeps whole numbers and their ratios to this
 REST = 0.01  # what may be left of a division between counts; whole numbers below 2**24 leave none in float32
 
@@ -38,7 +39,8 @@ def legal(model: Transformer, system: System, plan: Plan) -> Bool[Array, ""]:
         & _divides(plan.data_parallel * plan.micro_batch_size, plan.global_batch_size)
         & (num_devices(plan) <= system.num_devices * (1 + TOLERANCE))
         & (plan.context_parallel <= model.seq_len)
-        & ((plan.virtual_stages == 1) | (plan.pipeline_parallel > 1))
+        & ((plan.virtual_stages == 1) | ((plan.pipeline_parallel > 1) & _divides(plan.pipeline_parallel, num_microbatches(plan))))
+        & ((plan.schedule[..., DUALPIPE] < 0.5) | (_divides(2.0, plan.pipeline_parallel) & (plan.virtual_stages == 1)))
         & (jnp.sum(plan.precision * (system.chip.peak_flops_per_s > 0)) > 0.999)
     )
 
@@ -82,6 +84,14 @@ def check_plan(model: Transformer, system: System, plan: Plan) -> None:
             f"global_batch_size is {batch:g}; data_parallel * micro_batch_size = {d * micro:g} should divide it. "
             f"Use a multiple, for example {math.ceil(batch / (d * micro)) * d * micro:g}, or a micro_batch_size that divides {batch / d:g}."
         )
+    batches = batch / (d * micro)
+    if v > 1 and batches % p:
+        raise PlanError(
+            f"virtual_stages is {v:g} with {batches:g} micro-batches; interleaving needs a multiple of pipeline_parallel = {p:g}. "
+            f"Change global_batch_size or micro_batch_size, or use virtual_stages = 1."
+        )
+    if value(plan.schedule[DUALPIPE]) > 0.5 and (p % 2 or v > 1):
+        raise PlanError(f"schedule is dualpipe with pipeline_parallel = {p:g}, virtual_stages = {v:g}; it needs an even pipeline without virtual stages.")
     need, have = value(num_devices(plan)), value(system.num_devices)
     if need > have:
         raise PlanError(

@@ -35,7 +35,7 @@ class Stack(eqx.Module):
       context_exposed: part of context-parallel transfer time not hidden. [1]
       expert_exposed: all-to-all time of routed experts relative to its transfer time at link rate (imbalance, less overlap). [1]
       pipeline_exposed: part of pipeline transfer time not hidden. [1]
-      gradient_traffic: bytes per parameter moved by gradient reduction and parameter gather, relative to 6. [1]
+      gradient_traffic: bytes moved by gradient reduction and parameter gathering relative to those of the plan's datatypes. [1]
       data_overlap: part of the last micro-batches' compute under which data-parallel traffic hides. [1]
       shard_overlap: weight of perfect overlap (against none) of parameter gathering with compute when parameters are sharded. [1]
       bubble_factor: pipeline bubble relative to its closed form. [1]

@@ -98,11 +98,14 @@ def expert_exchange_time_per_byte(
     return remote / out + within / tier_rate(system.scale_up, n * si(stride))
 
 
-def point_to_point_time(system: System, nbytes: Real[ArrayLike, ""], stride: Real[ArrayLike, ""]) -> Float[Array, ""]:
-    """One message of `nbytes` [B] to the rank `stride` devices away. [s]"""
-    stride = si(stride)
-    far, beyond = stride >= system.scale_up.domain, stride >= system.scale_out.domain
+def point_to_point_time(system: System, nbytes: Real[ArrayLike, ""], stride: Real[ArrayLike, ""], ranks: Real[ArrayLike, ""] = 2.0) -> Float[Array, ""]:
+    """One message of `nbytes` [B] between neighbours of a chain of `ranks` that are `stride` devices apart, over its slowest hop. [s]
+
+    A chain that does not fit into a domain has a hop that leaves it, also where `stride` is short.
+    """
+    span = si(stride) * si(ranks)
+    far, beyond = span > system.scale_up.domain, span > system.scale_out.domain
     out, spine = (tier.bandwidth * tier.efficiency for tier in (system.scale_out, system.spine))
-    rate = jnp.where(far, jnp.where(beyond, jnp.minimum(out, spine), out), tier_rate(system.scale_up, stride + 1))
+    rate = jnp.where(far, jnp.where(beyond, jnp.minimum(out, spine), out), tier_rate(system.scale_up, si(stride) + 1))
     latency = jnp.where(far, jnp.where(beyond, system.spine.latency, system.scale_out.latency), system.scale_up.latency)
     return si(nbytes) / rate + latency
