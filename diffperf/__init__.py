@@ -12,13 +12,11 @@ _PUBLIC = {
     "io": ("read_runs",),
     "parallel": ("Plan", "PlanError", "check_plan", "make_plan"),
     "stack": ("Stack", "load_stack", "stack_names"),
-    "sweep": ("sweep",),
     "tune": ("tune_plan",),
     "workload": ("Transformer", "from_huggingface", "load_model", "model_names", "transformer", "with_seq_len"),
 }
 _ROOM = {name: room for room, names in _PUBLIC.items() for name in names}
-_ROOMS = ("calibrate", "cost", "estimate", "hardware", "io", "parallel", "report", "smooth", "stack", "tune", "workload")
-"""Rooms reachable as attributes; `diffperf.sweep` is the function, as `from diffperf.sweep import sweep`."""
+_ROOMS = ("calibrate", "cost", "estimate", "hardware", "io", "parallel", "report", "smooth", "stack", "sweep", "tune", "workload")
 
 __all__ = sorted(_ROOM)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 
 import equinox as eqx
@@ -22,6 +23,11 @@ from ._posterior import ROW_NOISE, Z80
 from ._rows import Rows
 
 KINDS = 3
+
+
+@lru_cache(maxsize=1)
+def _compiled_step():
+    return jax.jit(train_step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +107,7 @@ def predict_step(
     label, family, stack, own = _identity(stack_name)
     calibration = calibration or own or load_calibration()
     plain = system if system is not None else load_system(system_name, num_devices=num_devices, fitted=False)
-    estimate = train_step(model, fitted_system(plain, calibration, system_name), plan, stack)
+    estimate = _compiled_step()(model, fitted_system(plain, calibration, system_name), plan, stack)
     rows = single_row(model, plain, system_name, plan, label, family, model_name=model_name)
     prediction = calibration.posterior.predict(rows)
     mean, sd = float(prediction.mean[0]), float(prediction.sd[0])
