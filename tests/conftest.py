@@ -22,3 +22,22 @@ def published_rows():
     from diffperf.io import published_runs_path, read_runs
 
     return prepare(read_runs(published_runs_path()))
+
+
+@pytest.fixture(scope="session")
+def few_rows(published_rows):
+    """Up to eight ordinary runs of each stack: enough for a fit in two seconds."""
+    import numpy as np
+
+    of_stack: dict[str, list[int]] = {}
+    for i in np.flatnonzero(published_rows.weight == 1):
+        of_stack.setdefault(published_rows.stack[i], []).append(i)
+    return published_rows.take(np.array([i for at in of_stack.values() for i in at[:: max(1, len(at) // 8)][:8]]))
+
+
+@pytest.fixture(scope="session")
+def few_fit(few_rows):
+    """A fit of `few_rows`."""
+    from diffperf.calibrate import fit_runs
+
+    return fit_runs(few_rows)

@@ -74,7 +74,7 @@ def load_calibration(path: str | Path = PUBLISHED) -> Calibration:
       ValueError: for a file that is missing, is not a calibration, or belongs to another version of the model.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             z = {name: file[name] for name in file.files}
         if not _ARRAYS <= set(z):
             raise KeyError(f"lacks {', '.join(sorted(_ARRAYS - set(z)))}")

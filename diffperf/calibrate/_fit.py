@@ -81,6 +81,8 @@ def balanced_weights(rows: Rows) -> np.ndarray:
     totals: Counter = Counter()
     for group, w in zip(rows.groups, weight):
         totals[group[0]] += w
+    if not any(totals.values()):
+        return weight
     median = np.median([t for t in totals.values() if t > 0])
     return weight * np.array([min(1.0, np.sqrt(median / totals[g[0]])) if totals[g[0]] > 0 else 1.0 for g in rows.groups])
 

@@ -138,12 +138,11 @@ def link_rate(text: str, devices_per_node: float) -> float | None:
     Understands `8x HDR InfiniBand 200 Gb/s`, `4x100Gb RoCE per node`, `InfiniBand, about 800 Gbit/s per node`, `400 Gb/s per GPU`,
     `25 Gb/s Ethernet` and the compute part of `Storage: ..., Compute: 8x ConnectX-7 NDR 400Gb/s, ...`.
     """
-    rates = {part: re.search(r"(\d+(?:\.\d+)?)(?:/[\d.]+)? ?G(?:bps|bit|bE|b)\b", part) for part in re.split(r"[,;+](?![^()]*\))", text)}
-    usable = sorted((part for part, found in rates.items() if found and float(found[1])), key=lambda part: "compute" not in part.lower())
-    if not usable:
+    parts = [(part, re.search(r"(\d+(?:\.\d+)?)(?:/[\d.]+)? ?G(?:bps|bit|bE|b)\b", part)) for part in re.split(r"[,;+](?![^()]*\))", text)]
+    rates = [(part, float(found[1]) / 8 * 1e9) for part, found in parts if found and float(found[1])]
+    if not rates:
         return None
-    part = usable[0]
-    rate = float(rates[part][1]) / 8 * 1e9
+    part, rate = next((pair for pair in rates if "compute" in pair[0].lower()), rates[0])
     if re.search(r"per (?:gpu|device|accelerator)", part, re.IGNORECASE):
         return rate
     count = re.search(r"(?<![\w-])(\d+) ?x(?=[ \d])", part)

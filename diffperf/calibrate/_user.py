@@ -129,8 +129,10 @@ def calibrate_runs(
     Returns:
       The report.
     Raises:
-      ValueError: for an unknown family or rows none of which can be modelled.
+      ValueError: for an unknown family, a stack without a name or with that of a shipped one, or rows none of which can be modelled.
     """
+    if not stack.strip():
+        raise ValueError(f"stack is {stack!r}; it should be a name of your own, for example 'my-cluster'.")
     family, calibration = check_family(family), calibration or load_calibration()
     all_rows = relabel(prepare(tuple(runs)), stack, family)
     known = {key[2] for key in calibration.posterior.design.keys if key[1] == "stack"}
