@@ -89,7 +89,7 @@ def identify(run: Run) -> tuple[str, str]:
     if stack == "megatron-deepspeed" and source.startswith("bang"):
         return "megatron-deepspeed-vtrain", family
     if stack == "deepspeed-zero":
-        return ("deepspeed-zero-v100", "") if run.accelerator.startswith("V100") else ("deepspeed-zero", family)  # HF trainer and an old Megatron branch
+        return ("deepspeed-zero-v100" if run.accelerator.startswith("V100") else "deepspeed-zero"), family
     if stack == "megatron-lm":
         if year >= 2023:
             return "megatron-core", "mcore"
