@@ -90,7 +90,18 @@ def folds(rows, fit, say) -> tuple[list[dict], np.ndarray, list[dict]]:
         base = error_summary(baseline[mask], rows.log_time[mask])
         average = lambda tables: {key: float(np.mean([t[key] for t in tables])) for key in tables[0]}
         cover = float(np.mean([inside[mask].mean() for inside in intervals]))
-        out.append(dict(name=name, n=int(mask.sum()), error=average(both), partitions=both, physics=average(physics), baseline=base, worst=float(np.mean(worst)), coverage=cover))
+        out.append(
+            dict(
+                name=name,
+                n=int(mask.sum()),
+                error=average(both),
+                partitions=both,
+                physics=average(physics),
+                baseline=base,
+                worst=float(np.mean(worst)),
+                coverage=cover,
+            )
+        )
     use = rows.weight > 0
     code_base = np.array([family or stack for family, stack in zip(rows.family, rows.stack, strict=True)])
     families = [
@@ -105,7 +116,16 @@ def worst_groups(rows, residual, count=10) -> list[dict]:
     for group in sorted(set(rows.groups)):
         mask = np.array([g == group for g in rows.groups]) & (rows.weight > 0)
         if mask.any():
-            out.append(dict(source=group[0], model=group[1], n=int(mask.sum()), median=float(np.median(np.abs(np.exp(residual[mask]) - 1))), bias=float(np.expm1(np.median(residual[mask]))), reason=REASONS.get(group, "")))
+            out.append(
+                dict(
+                    source=group[0],
+                    model=group[1],
+                    n=int(mask.sum()),
+                    median=float(np.median(np.abs(np.exp(residual[mask]) - 1))),
+                    bias=float(np.expm1(np.median(residual[mask]))),
+                    reason=REASONS.get(group, ""),
+                )
+            )
     return sorted(out, key=lambda g: -g["median"])[:count]
 
 
@@ -119,7 +139,9 @@ def memory_table(rows) -> list[dict]:
             held[fold == part] = log_peak(some.take(fold == part), fit_memory(some.take(fold != part)))
     shipped = log_peak(some, fit_memory(rows))
     stack = np.array(some.stack)
-    row = lambda name, mask: dict(name=name, n=int(mask.sum()), error=error_summary(held[mask], measured[mask]), shipped=error_summary(shipped[mask], measured[mask]))
+    row = lambda name, mask: dict(
+        name=name, n=int(mask.sum()), error=error_summary(held[mask], measured[mask]), shipped=error_summary(shipped[mask], measured[mask])
+    )
     return [row("all", np.ones(len(some), bool))] + [row(name, stack == name) for name in sorted(set(stack))]
 
 
@@ -146,11 +168,37 @@ def tables(result: dict) -> list[tuple[str, list[str], list[list[str]]]]:
         grid(
             "Step time, five folds by whole (source, model) groups, mean of two partitions; median / mean / p90 of the error in %",
             ["runs", "n", "diffperf", "bias", "80% interval covers", "worst", "physics alone", "roofline", "goal", "other tools"],
-            [[r["name"], str(r["n"]), three(r["error"]), percent(r["error"]["bias"]), percent(r["coverage"]), percent(r["worst"]), three(r["physics"]), three(r["baseline"]), goal(r["name"]), PEERS.get(r["name"], "")] for r in result["folds"]],
+            [
+                [
+                    r["name"],
+                    str(r["n"]),
+                    three(r["error"]),
+                    percent(r["error"]["bias"]),
+                    percent(r["coverage"]),
+                    percent(r["worst"]),
+                    three(r["physics"]),
+                    three(r["baseline"]),
+                    goal(r["name"]),
+                    PEERS.get(r["name"], ""),
+                ]
+                for r in result["folds"]
+            ],
         ),
-        grid("80% intervals of the same predictions, by code base; % of rows inside", ["code base", "n", "covers"], [[f["family"], str(f["n"]), percent(f["coverage"])] for f in result["families"]]),
-        grid("The ten hardest groups", ["source", "model", "n", "median error %", "bias %", "why"], [[w["source"], w["model"], str(w["n"]), percent(w["median"]), percent(w["bias"]), w["reason"]] for w in result["worst_groups"]]),
-        grid("Peak memory; median / mean / p90 of the error in %", ["stack", "n", "held out", "bias", "shipped constants"], [[m["name"], str(m["n"]), three(m["error"]), percent(m["error"]["bias"]), three(m["shipped"])] for m in result["memory"]]),
+        grid(
+            "80% intervals of the same predictions, by code base; % of rows inside",
+            ["code base", "n", "covers"],
+            [[f["family"], str(f["n"]), percent(f["coverage"])] for f in result["families"]],
+        ),
+        grid(
+            "The ten hardest groups",
+            ["source", "model", "n", "median error %", "bias %", "why"],
+            [[w["source"], w["model"], str(w["n"]), percent(w["median"]), percent(w["bias"]), w["reason"]] for w in result["worst_groups"]],
+        ),
+        grid(
+            "Peak memory; median / mean / p90 of the error in %",
+            ["stack", "n", "held out", "bias", "shipped constants"],
+            [[m["name"], str(m["n"]), three(m["error"]), percent(m["error"]["bias"]), three(m["shipped"])] for m in result["memory"]],
+        ),
     ]
     if "sources" in result:
         cell = lambda s, how, c: f"{percent(s[how][c]['median'])} / {percent(s[how][c]['p90'])}" if c in s[how] else "-"
@@ -160,7 +208,14 @@ def tables(result: dict) -> list[tuple[str, list[str], list[list[str]]]]:
             + [" / ".join(percent(s["random"][c]["coverage"]) for c in (0, 3, 10) if c in s["random"])]
             for s in result["sources"]
         ]  # fmt: skip
-        out.append(grid("A whole source held out, then predicted from a few of its own rows; median / p90 of the error in % (goal: 11; 9 and 6 random, 7.5 and 5 chosen)", head, body))
+        out.append(
+            grid(
+                "A whole source held out, then predicted from a few of its own rows; median / p90 of the error in %"
+                " (goal: 11; 9 and 6 random, 7.5 and 5 chosen)",
+                head,
+                body,
+            )
+        )
     return out
 
 
@@ -176,12 +231,14 @@ def main() -> None:
     say(f"{len(rows)} rows modelled, skipped: {dict(rows.skipped)}")
     fit = fit_runs(rows)
     table, residual, families = folds(rows, fit, say)
-    result = dict(n_rows=len(rows), skipped=dict(rows.skipped), folds=table, families=families, worst_groups=worst_groups(rows, residual), memory=memory_table(rows))
+    result = dict(
+        n_rows=len(rows), skipped=dict(rows.skipped), folds=table, families=families, worst_groups=worst_groups(rows, residual), memory=memory_table(rows)
+    )
     if not options.quick:
         result["sources"] = sources_table(rows, fit, say)
     markdown = []
     for title, header, body in tables(result):
-        view = Table(title=title, *header)
+        view = Table(*header, title=title)
         for line in body:
             view.add_row(*line)
         console.print(view)

@@ -78,7 +78,7 @@ CONSTANTS = (
     Constant("context_exposed", 0.3, 0.7, logit=True, source="mostly hidden under attention"),
     Constant("expert_exposed", 0.8, 0.4, stack=0.3, source="imbalance above, overlap below 1"),
     Constant("pipeline_exposed", 0.33, 0.7, stack=0.3, logit=True, source="overlapped send and receive in 1F1B"),
-    Constant("gradient_traffic", 0.70, 0.20, family=0.14, stack=0.25, source="1: what the datatypes say; two thirds where gradients of 4 bytes are reduced in 2"),
+    Constant("gradient_traffic", 0.70, 0.20, family=0.14, stack=0.25, source="1: what the datatypes say; 2/3 where 4-byte gradients are reduced in 2"),
     Constant("data_overlap", 0.45, 0.5, family=0.42, stack=0.6, logit=True, source="spread of 30 stacks"),
     Constant("shard_overlap", 0.5, 0.5, stack=0.6, logit=True, source="spread of 30 stacks"),
     Constant("bubble_factor", 0.75, 0.2, family=0.22, stack=0.25, source="spread of 30 stacks"),

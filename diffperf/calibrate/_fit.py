@@ -1,7 +1,8 @@
 """MAP fit of all constants to measured step times: Gauss-Newton on log time with a Student-t loss, exact Jacobians by reverse mode.
 
 A row's log time depends on its constants alone, and these are linear in the parameters (`_design.py`), so one vmapped gradient of
-`train_step` per pass gives the whole Jacobian, and the normal equations are small. Clipped steps keep the first passes safe. The posterior is the Laplace approximation at the mode.
+`train_step` per pass gives the whole Jacobian, and the normal equations are small. Clipped steps keep the first passes safe. The
+posterior is the Laplace approximation at the mode.
 """
 
 import dataclasses
@@ -67,7 +68,8 @@ def log_time_and_gradient(rows: Rows, constants: np.ndarray) -> tuple[np.ndarray
         inputs = (constants[index], pick(rows.model), pick(rows.system), pick(rows.plan))
         values, gradients = [], []
         for start in range(0, len(index), BLOCK):
-            value, gradient = _compiled()(*jax.tree.map(lambda x: x[start : start + BLOCK], inputs))
+            block = slice(start, start + BLOCK)
+            value, gradient = _compiled()(*jax.tree.map(lambda x, block=block: x[block], inputs))
             values.append(np.asarray(value))
             gradients.append(np.asarray(gradient))
     return np.concatenate(values)[:n], np.concatenate(gradients)[:n]

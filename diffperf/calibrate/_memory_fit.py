@@ -12,7 +12,7 @@ import numpy as np
 
 from ..parallel._memory import peak_memory
 from ..stack import Stack
-from ._constants import MEMORY_DEFAULTS, NAMES, HARDWARE
+from ._constants import HARDWARE, MEMORY_DEFAULTS, NAMES
 from ._rows import Rows
 
 FITTED = {

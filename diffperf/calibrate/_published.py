@@ -32,7 +32,9 @@ def calibrate_published(rows: Rows | None = None, *, progress: Callable[[int, fl
     """
     rows = rows or prepare(published_runs())
     fit = fit_runs(rows, progress=progress)
-    meta = dict(date=datetime.date.today().isoformat(), data=f"{int((rows.weight > 0).sum())} published training runs", version=version("diffperf"), jax=version("jax"))
+    meta = dict(
+        date=datetime.date.today().isoformat(), data=f"{int((rows.weight > 0).sum())} published training runs", version=version("diffperf"), jax=version("jax")
+    )
     return Calibration(build_posterior(fit, rows), fit_memory(rows), constant_efficiency(rows), meta), fit, rows
 
 
@@ -50,7 +52,9 @@ def fit_published(progress: Callable[[str, float], None] | None = None, *, seed:
     tell("reading published runs", 0.0)
     rows = prepare(published_runs())
     tell(f"fitting {len(rows)} runs", 0.1)
-    calibration, fit, _ = calibrate_published(rows, progress=lambda step, error: tell(f"fitting: pass {step + 1}, rms log error {error:.3f}", 0.1 + 0.015 * step))
+    calibration, fit, _ = calibrate_published(
+        rows, progress=lambda step, error: tell(f"fitting: pass {step + 1}, rms log error {error:.3f}", 0.1 + 0.015 * step)
+    )
     fold = partition(rows, seed)
     prediction, baseline = held_out(rows, fold, start=fit, progress=lambda done, parts: tell(f"held-out fold {done} of {parts}", 0.35 + 0.65 * done / parts))
     return calibration, accuracy(rows, prediction.mean, prediction.sd, baseline)

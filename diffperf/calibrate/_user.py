@@ -103,7 +103,11 @@ def _reason(rows: Rows, i: int) -> str:
     p, m = rows.plan, rows.model
     take = lambda x: float(np.asarray(x)[i])
     parts = [f"{take(p.tensor_parallel * p.pipeline_parallel * p.data_parallel * p.context_parallel):g} devices"]
-    parts += [f"{word} {take(x):g}" for word, x in (("tp", p.tensor_parallel), ("pp", p.pipeline_parallel), ("cp", p.context_parallel), ("ep", p.expert_parallel)) if take(x) > 1]
+    parts += [
+        f"{word} {take(x):g}"
+        for word, x in (("tp", p.tensor_parallel), ("pp", p.pipeline_parallel), ("cp", p.context_parallel), ("ep", p.expert_parallel))
+        if take(x) > 1
+    ]
     if np.asarray(m.blocks.num_experts)[i].max() > 0:
         parts.append("mixture of experts")
     return f"{rows.runs[i].model_name or 'model'} on " + ", ".join(parts)
@@ -169,7 +173,9 @@ def calibrate_runs(
     for c, constant in enumerate(CONSTANTS):
         if constant.name not in HARDWARE:
             learned = bool(sd[c] < LEARNED * prior_sd[c])
-            constants.append(dict(name=constant.name, prior=float(priors[c]), value=float(values[c]), low=float(lows[c]), high=float(highs[c]), learned=learned))
+            constants.append(
+                dict(name=constant.name, prior=float(priors[c]), value=float(values[c]), low=float(lows[c]), high=float(highs[c]), learned=learned)
+            )
     constants += [dict(name=k, prior=v, value=v, low=v, high=v, learned=False) for k, v in memory.items()]
     new = dataclasses.replace(calibration, posterior=updated, memory=calibration.memory | {stack: memory})
     targets = relabel(prepare(tuple(candidates), need_time=False), stack, family) if candidates else all_rows
@@ -194,4 +200,3 @@ def calibrate_runs(
 
 def _today() -> str:
     return datetime.date.today().isoformat()
-
