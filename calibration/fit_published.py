@@ -48,15 +48,15 @@ def write_chips(fit, rows, meta):
 def write_stacks(fit, rows, calibration, meta, errors):
     families = dict(zip(rows.stack, rows.family, strict=True))
     wanted = {stack: dict(stack=stack, family=family) for stack, family in families.items() if stack}
-    wanted |= {f"family-{family}": dict(family=family, mean="1") for family in sorted(set(families.values()) - {""})}
-    wanted["typical"] = dict(mean="1")
+    wanted |= {f"family-{family}": dict(family=family) for family in sorted(set(families.values()) - {""})}
+    wanted["typical"] = {}
     priors = np.asarray(natural(np.array([unconstrained(c.name, c.mean) for c in CONSTANTS])))
     for name, labels in wanted.items():
         family = labels.get("family", "")
         value, low, high = interval(*constants_with_interval(fit, labels))
         constants = {n: FittedConstant(n, float(value[c]), float(low[c]), float(high[c]), float(priors[c])) for c, n in enumerate(NAMES) if n not in HARDWARE}
         start = default_memory(family, name)
-        memory = calibration.memory.get(name) or start
+        memory = calibration.memory_of(name, family)
         constants |= {n: FittedConstant(n, v, v, v, start[n]) for n, v in memory.items()}
         mask = np.array([s == name for s in rows.stack]) & (rows.weight > 0)
         about = meta | dict(name=name, family=family, rows=int(mask.sum()))

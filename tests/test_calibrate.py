@@ -19,7 +19,6 @@ from diffperf.calibrate._evaluate import error_summary, update
 from diffperf.calibrate._fit import balanced_weights, log_time_and_gradient
 from diffperf.calibrate._memory_fit import FITTED, fit_memory, log_peak
 from diffperf.calibrate._posterior import ROW_NOISE, UNSEEN_SHARE, Z80, Posterior
-from diffperf.calibrate._predict import with_time
 from diffperf.calibrate._residual import points, residual_kernel
 from diffperf.calibrate._user import OTHER, relabel
 from diffperf.estimate import train_step
@@ -763,14 +762,6 @@ def test_prediction_in_single_precision_agrees(small):
         model, plan = llama(8)
         single = predict_step(model, "h100_sxm", plan, "nemo", num_devices=8, calibration=small)
     assert_allclose([single.step_time_s, single.low_s, single.high_s], [double.step_time_s, double.low_s, double.high_s], rtol=1e-4)
-
-
-def test_rescaled_estimate_stays_consistent(small):
-    model, plan = llama(8)
-    estimate = with_time(predict_step(model, "h100_sxm", plan, "nemo", num_devices=8, calibration=small).estimate, 7.0)
-    assert_allclose(float(estimate.step_time), 7.0, rtol=1e-12)
-    assert_allclose(sum(jax.tree.leaves(estimate.breakdown)), 7.0, rtol=1e-6)
-    assert_allclose(float(estimate.tokens_per_s), 128 * float(model.seq_len) / 7.0, rtol=1e-9)
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------------------------------------

@@ -45,8 +45,9 @@ class Calibration:
     meta: dict[str, str | float]
 
     def memory_of(self, stack: str, family: str) -> dict[str, float]:
-        """Memory constants of a stack; those of Transformer-Engine or plain stacks for an unknown one."""
-        return self.memory.get(stack) or default_memory(family, stack)
+        """Memory constants of a stack; for an unknown one the shared values, with the storage of 8-bit operands its family is known for."""
+        storage = {"low_precision_storage": default_memory(family, stack)["low_precision_storage"]}
+        return self.memory.get(stack) or self.memory.get("", default_memory(family, stack)) | storage
 
     def save(self, path: str | Path) -> None:
         """Writes everything to one `.npz` file, atomically."""
@@ -127,7 +128,7 @@ def constants_with_interval(fit: Fit, labels: dict[str, str]) -> tuple[np.ndarra
             key = (constant.name, level, labels.get(level, ""))
             if key in index:
                 at.append(index[key])
-            elif level in labels or labels.get("mean") != "1":
+            else:
                 spread += getattr(constant, level) ** 2
         mode[c] = fit.parameters[at].sum()
         sd[c] = np.sqrt(covariance[np.ix_(at, at)].sum() + spread)

@@ -58,7 +58,7 @@ def log_peak(rows: Rows, memory: dict[str, dict[str, float]]) -> np.ndarray:
 
 
 def fit_memory(rows: Rows, *, passes: int = 12) -> dict[str, dict[str, float]]:
-    """Memory constants of every stack of the rows; those without a measured peak get the shared values.
+    """Memory constants of every stack of the rows, and under "" those of any other; stacks without a measured peak get the shared values.
 
     Args:
       rows: runs; those without `peak_mem_gb` only name their stacks.
@@ -93,6 +93,7 @@ def fit_memory(rows: Rows, *, passes: int = 12) -> dict[str, dict[str, float]]:
         theta = theta + np.clip(np.linalg.solve(1.2 * precision, jacobian.T @ (robust * residual) - theta / width**2), -0.5, 0.5)
     shared = dict(zip(names, np.exp(base + theta[: len(names)]), strict=True))
     out = {stack: memory | shared for stack, memory in start.items()}
+    out[""] = default_memory("", "") | shared  # of a stack not among these
     for i, stack in enumerate(stacks):
         own = theta[len(names) * (1 + i) : len(names) * (2 + i)]
         out[stack] = start[stack] | dict(zip(names, np.exp(base + theta[: len(names)] + own), strict=True))

@@ -6,7 +6,6 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -121,14 +120,3 @@ def predict_step(
         notes.append(f"no measured run on {resolve_name(system_name)}: its constants are those of its generation")
     return StepPrediction(estimate, float(np.exp(mean)), float(np.exp(mean - Z80 * sd)), float(np.exp(mean + Z80 * sd)), sd < 1.5 * ROW_NOISE, notes)
 
-
-def with_time(estimate: Estimate, step_time_s: float) -> Estimate:
-    """The estimate rescaled to a calibrated step time: rates, cost, energy and every part of the breakdown keep their proportions."""
-    ratio = step_time_s / estimate.step_time
-    scaled = jax.tree.map(lambda x: x * ratio, estimate.breakdown)
-    where = lambda e: (e.step_time, e.tokens_per_s, e.tokens_per_s_per_device, e.mfu, e.hfu, e.breakdown, e.energy, e.cost)
-    return eqx.tree_at(
-        where, estimate,
-        (estimate.step_time * ratio, estimate.tokens_per_s / ratio, estimate.tokens_per_s_per_device / ratio, estimate.mfu / ratio,
-         estimate.hfu / ratio, scaled, estimate.energy * ratio, estimate.cost * ratio),
-    )  # fmt: skip

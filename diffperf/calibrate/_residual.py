@@ -15,11 +15,15 @@ from ._rows import Rows
 EVERYWHERE = 0.05
 FAMILY = 0.10
 MODEL = 0.05
+EXPERTS_MODEL = 0.10
 FEATURE, FEATURE_RANGE = 0.03, 4.0
 STACK = 0.08
 STACK_WIDE, STACK_WIDE_RANGE = 0.12, 16.0
 STACK_NEAR, STACK_NEAR_RANGE = 0.04, 2.25
 """Standard deviations [log] and squared length scales [log2 units] of the terms of `residual_kernel`; `FEATURE` is that of each coordinate."""
+
+EXPERTS = 11
+"""Coordinate that is log2 of the number of experts; positive for a mixture of experts, whose kernels differ more from model to model."""
 
 OTHER_CHIP = 4.0
 """Squared distance between two kinds of accelerator."""
@@ -91,8 +95,9 @@ def residual_kernel(a: Points, b: Points) -> np.ndarray:
         squared = (x[:, None] - y[None, :]) ** 2
         total, features = total + squared, features + decay(squared, FEATURE_RANGE)
     family, stack, model = same(a.family, b.family), same(a.stack, b.stack), same(a.model, b.model)
+    experts = (a.coordinates[:, EXPERTS] > 0)[:, None] & (b.coordinates[:, EXPERTS] > 0)[None, :]
     return (
-        EVERYWHERE**2 + MODEL**2 * model + FEATURE**2 * features
+        EVERYWHERE**2 + MODEL**2 * model + EXPERTS_MODEL**2 * (model & experts) + FEATURE**2 * features
         + family * FAMILY**2
         + stack * (STACK**2 + STACK_WIDE**2 * decay(total, STACK_WIDE_RANGE) + STACK_NEAR**2 * decay(total, STACK_NEAR_RANGE))
     )  # fmt: skip

@@ -138,7 +138,7 @@ def calibrate_runs(
     if not stack.strip():
         raise ValueError(f"stack is {stack!r}; it should be a name of your own, for example 'my-cluster'.")
     family, calibration = check_family(family), calibration or load_calibration()
-    all_rows = relabel(prepare(tuple(runs)), stack, family)
+    all_rows = relabel(prepare(tuple(run for run in runs if run.left_out is None)), stack, family)
     known = {key[2] for key in calibration.posterior.design.keys if key[1] == "stack"}
     if stack in known:
         raise ValueError(f"stack is {stack!r}, the name of a shipped stack. Choose a name of your own, for example 'my-{stack}'.")

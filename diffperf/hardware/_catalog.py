@@ -72,8 +72,10 @@ def resolve_name(name: str) -> str:
         key = _key(name)
         if name in _files():
             return name
-        if key in _index():
-            return _index()[key]
+        short = re.sub(r"^(?:nvidia|amdinstinct|amd|googlecloud|google|aws|intel)", "", key)
+        for spelling in (key, short, re.sub(r"sxm[2345]", "sxm", short)):  # "NVIDIA H100-SXM5-80GB", "AMD Instinct MI300X"
+            if spelling in _index():
+                return _index()[spelling]
     raise UnknownNameError(_unknown_message(str(name)))
 
 
