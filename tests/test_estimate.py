@@ -206,7 +206,8 @@ def test_float32_is_close(estimates, single_estimates):
     double, single = (eqx.tree_at(lambda e: (e.breakdown, e.feasible), e, (None, None)) for e in (estimates, single_estimates))
     chex.assert_trees_all_close(single, double, rtol=1e-4)
     for part, exact in zip(jax.tree.leaves(single_estimates.breakdown), jax.tree.leaves(estimates.breakdown), strict=True):
-        assert_allclose(part, exact, rtol=1e-4, atol=1e-6 * float(np.min(estimates.step_time)))
+        # waiting for launches is the small difference of two long times, so its error is in proportion to the step
+        assert (np.abs(part - exact) <= 1e-4 * exact + 1e-6 * estimates.step_time).all()
     assert_allclose(single_estimates.feasible, estimates.feasible)
 
 
