@@ -62,7 +62,7 @@ def validate_runs(
     from . import _output
 
     if json_out not in (None, "-"):
-        check_target(str(json_out), ".json")
+        check_target(str(json_out))
     _output.start()
     from .. import calibrate
 
@@ -79,14 +79,14 @@ def validate_runs(
         _output.note(f"wrote {json_out}")
 
 
-def check_target(path: str, ending: str) -> None:
+def check_target(path: str, ending: str | None = None) -> None:
     """Refuses a file that could not be written, before any work is done.
 
     Raises:
       ValueError: for a wrong ending, a missing folder, or a folder of that name.
     """
     target = Path(path)
-    if target.suffix != ending:
+    if ending is not None and target.suffix != ending:
         raise ValueError(f"{path}: the name of this file should end in {ending}.")
     if not target.absolute().parent.is_dir():
         raise ValueError(f"{path}: the folder {target.absolute().parent} does not exist. Create it first.")
@@ -177,8 +177,8 @@ def _print_validation(result: dict[str, Any]) -> None:
     if not result["n_modelled"]:
         return
     console.print(accuracy_table([("step time", result["n_modelled"], result["error"], result["baseline"])], "Error of the step time"))
-    if (result.get("memory") or {}).get("median") is not None:
-        memory = result["memory"]
+    memory = result.get("memory") or {}
+    if memory.get("n", 1) and memory.get("median") is not None:
         console.print("peak memory: " + ", ".join(f"{key} {percent_of(memory.get(key))}" for key in ("median", "mean", "p90", "bias")), markup=False)
     groups = table("Groups, the worst first")
     groups.add_column("group", overflow="fold")
@@ -186,6 +186,6 @@ def _print_validation(result: dict[str, Any]) -> None:
         groups.add_column(name, justify="right")
     for row in sorted(result["groups"], key=lambda row: -(row.get("median") or 0.0))[:15]:
         label = row["group"]
-        label = ", ".join(str(value) for value in label.values()) if isinstance(label, dict) else str(label)
+        label = ", ".join(str(value) for value in label.values() if value) if isinstance(label, dict) else str(label)
         groups.add_row(label, str(row["n"]), percent_of(row.get("median")), percent_of(row.get("bias")))
     console.print(groups)
