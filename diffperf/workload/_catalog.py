@@ -75,7 +75,7 @@ def resolve_model_name(name: str) -> str:
     from rapidfuzz import process
 
     near = [match[0] for match in process.extract(_keys(name)[0], tuple(_entries()), limit=5, score_cutoff=50)]
-    hint = f"Near: {', '.join(near)}." if near else "See model_names()."
+    hint = f"Near: {', '.join(near)}." if near else "`diffperf models` and `model_names()` list all."
     raise UnknownModelError(f"{name!r} is not a model of the catalog. {hint} Or pass the path of a Hugging Face config.json.")
 
 

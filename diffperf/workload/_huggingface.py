@@ -6,6 +6,8 @@ Parameter counts follow the modelling code of `transformers` and of the model's 
 
 import json
 import math
+import numbers
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layers_block_type", "hybrid_override_pattern")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+_NUMBER = re.compile(r"(num|n|d|max)_.*|.*_(size|dim|rank)|sliding_window")
+_SWITCH = re.compile(r"tie_.*|use_.*|(.*_)?bias")
+MOST_LAYERS = 100_000
 _NESTED = ("text_config", "llm_config", "language_config")
 
 
@@ -35,7 +40,8 @@ class _Config:
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of `names` that is present and not null."""
-        return next((self.values[name] for name in names if self.values.get(name) is not None), default)
+        name = next((name for name in names if self.values.get(name) is not None), None)
+        return default if name is None else _checked(name, self.values[name], self.where)
 
     def need(self, *names: str) -> Any:
         value = self.get(*names)
@@ -74,6 +80,25 @@ def from_huggingface(config: str | Path | Mapping[str, Any], seq_len: float | No
     return transformer(**style(_Config(values, where, length)), seq_len=length)
 
 
+def _checked(name: str, value: Any, where: str) -> Any:
+    """The value of a key, which its name says to be a number or a switch.
+
+    Raises:
+      ValueError: when it is not.
+    """
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    should_be = None
+    if name in _LAYERS[:4] and not (number and value == int(value) and 0 <= value <= MOST_LAYERS):
+        should_be = f"a whole number of at most {MOST_LAYERS:,}"
+    elif _NUMBER.fullmatch(name) and not number:
+        should_be = "a finite number"
+    elif _SWITCH.fullmatch(name) and not (isinstance(value, bool) or value in (0, 1)):
+        should_be = "true or false"
+    if should_be:
+        raise ValueError(f"from_huggingface: {name} of {where} is {value!r}; it should be {should_be}. Mend it there.")
+    return value
+
+
 def _read(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     if isinstance(config, Mapping):
         values, where = dict(config), "the configuration"
@@ -83,6 +108,10 @@ def _read(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         if not path.is_file():
             raise ValueError(f"from_huggingface: {path} is not a file. Pass a config.json, its folder, or its content as a dict.")
         values, where = json.loads(path.read_text(encoding="utf-8")), str(path)
+    if not isinstance(values, dict):
+        raise ValueError(f"from_huggingface: {where} holds a {type(values).__name__}; it should be an object with keys such as hidden_size.")
+    if not isinstance(values.get("model_type", ""), str):
+        raise ValueError(f"from_huggingface: model_type of {where} is {values['model_type']!r}; it should be text, such as \"llama\".")
     for name in _NESTED:
         inner = values.get(name)
         if isinstance(inner, Mapping):
