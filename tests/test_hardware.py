@@ -278,3 +278,8 @@ def test_loading_by_name_reads_one_system_file_only():
     hardware.load_system("tpu_v4")
     hardware.load_system("TPU v4")
     assert _catalog._spec.cache_info().currsize == 1
+
+
+def test_an_own_file_without_a_name_is_called_after_its_file(tmp_path):
+    (tmp_path / "mine.toml").write_text('base = "h100_sxm"\n[chip]\nmemory_bandwidth = { value = 4e12, source = "me" }\n', encoding="utf-8")
+    assert float(hardware.load_system(tmp_path / "mine.toml").chip.memory_bandwidth) == pytest.approx(4e12)

@@ -239,6 +239,7 @@ def _merged(path: Path, changed: int) -> tuple[dict[str, Any], dict[str, Any], s
         base = resolve_name(base)
     except UnknownNameError as error:
         raise ValueError(f"{path}: base: {error}") from None
+    own.setdefault("name", path.stem)  # the file says only what differs
     below = {key: value for key, value in read_toml(_files()[base]).items() if key not in ("name", "aliases")}
     return _overlay(below, own), own, base
 
