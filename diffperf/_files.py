@@ -17,12 +17,16 @@ def write_atomic(path: str | os.PathLike, content: bytes | str) -> None:
     """
     if not isinstance(content, (bytes, bytearray, memoryview, str)):
         raise TypeError(f"write_atomic: content is {type(content).__name__}; it should be bytes or text.")
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # a device or pipe, as /dev/stdout, is written to, not replaced
+        with open(path, "wb") as stream:
+            stream.write(data)
+        return
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{path}: the folder {target.parent} does not exist. Create it first.")
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file in it.")
-    data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     # Created by open, not by tempfile: the file gets the permissions any other file of this user gets.
     try:

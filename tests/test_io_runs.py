@@ -338,6 +338,11 @@ def test_byte_order_mark_and_windows_line_ends_are_fine(write):
 
 # Atomic writing, import
 
+def test_a_binary_file_is_named_as_one(write):
+    with pytest.raises(io.RunFileError, match="is a binary file, not CSV text: it holds a zero byte in line 2"):
+        io.read_runs(write(b"id,accelerator\n\0\0\0"))
+
+
 def test_write_atomic(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     io.write_atomic(path, "first\n")
@@ -365,6 +370,15 @@ def test_write_atomic_follows_links_and_keeps_permissions(tmp_path):
     link.symlink_to(target)
     io.write_atomic(link, "new")
     assert link.is_symlink() and target.read_text() == "new" and target.stat().st_mode & 0o777 == 0o640
+
+
+def test_write_atomic_writes_to_a_pipe_and_leaves_it_there(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    io.write_atomic(pipe, "through")
+    assert os.read(reader, 100) == b"through" and pipe.is_fifo()
+    os.close(reader)
 
 
 def test_import_is_light():

@@ -134,6 +134,9 @@ def _text(name: str) -> str:
                                  (b"PAR1", "a Parquet file", "end its name with .parquet")):
         if data.startswith(start):
             raise RunFileError([f"{name} is {what}, not CSV text; {mending}."])
+    if 0 in data:
+        line = data.count(b"\n", 0, data.index(0)) + 1
+        raise RunFileError([f"{name} is a binary file, not CSV text: it holds a zero byte in line {line}."])
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
