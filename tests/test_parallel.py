@@ -58,8 +58,9 @@ WHOLE = POSITIVE[:-1] + ("shard_group",)
 FRACTIONS = ("trainable", "optimizer_offload", "activation_offload")
 BYTES = ("weight_bytes", "gradient_bytes", "optimizer_bytes")
 MISTAKES = (
-    [(name, value, "positive number") for name in POSITIVE + ("global_batch_size",) for value in (0, -2, math.nan, math.inf, "8", True, None)]
-    + [("shard_group", value, "positive number, or inf") for value in (0, -1, "all")]
+    [(name, value, "positive number") for name in ("micro_batch_size", "global_batch_size") for value in (0, -2, math.nan, math.inf, "8", True, None)]
+    + [("shard_group", value, "whole number of at least 1, or inf") for value in (0, -1, "all")]
+    + [(name, value, "whole number of at least 1") for name in POSITIVE[:-1] for value in (0, -2, math.nan, math.inf, "8", True, None)]
     + [(name, value, "whole number of at least 1") for name in WHOLE for value in (0.5, 2.5)]
     + [(name, value, "fraction in [0, 1]") for name in FRACTIONS for value in (-0.1, 1.1, math.nan, "half")]
     + [(name, value, "0 or more") for name in BYTES for value in (-1.0, math.inf, "two")]

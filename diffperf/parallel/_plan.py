@@ -143,10 +143,10 @@ def plan_numbers(
     )  # fmt: skip
     for name, value in degrees.items():
         unbounded = name == "shard_group" and value == math.inf
-        if not _is_number(value) or not value > 0 or (value == math.inf and not unbounded):
-            raise PlanError(f"{name} is {value!r}; it should be a positive number{', or inf for all ranks' * (name == 'shard_group')}.")
-        if name not in ("micro_batch_size", "global_batch_size") and not unbounded and value != int(value):
-            raise PlanError(f"{name} is {value!r}; it should be a whole number of at least 1.")
+        whole = name not in ("micro_batch_size", "global_batch_size")
+        if not _is_number(value) or not value > 0 or (value == math.inf and not unbounded) or (whole and not unbounded and value != int(value)):
+            accepted = "whole number of at least 1" if whole else "positive number"
+            raise PlanError(f"{name} is {value!r}; it should be a {accepted}{', or inf for all ranks' * (name == 'shard_group')}.")
     shares = dict(trainable=trainable, optimizer_offload=optimizer_offload, activation_offload=activation_offload)
     for name, value in shares.items():
         if not _is_number(value) or not 0 <= value <= 1:
