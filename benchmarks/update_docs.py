@@ -117,7 +117,8 @@ def accuracy_brief(result: dict[str, Any]) -> str:
     at = lambda how, count: accuracy.percent(mean[how][count]["median"])
     own = [["0", at("random", 0), ""], *([str(c), at("random", c), at("chosen", c)] for c in accuracy.COUNTS[1:])]
     head = ["runs of the unseen source", "median error, runs drawn at random, %", "runs chosen by diffperf, %"]
-    return f"{text}\n\nA whole source (its software and cluster) held out, then predicted after a few of its own runs, mean over {len(result['sources']) - 1} sources:\n\n{table(head, own)}"
+    lead = f"A whole source (its software and cluster) held out, then predicted after a few of its own runs, mean over {len(result['sources']) - 1} sources:"
+    return f"{text}\n\n{lead}\n\n{table(head, own)}"
 
 
 def shortfalls(result: dict[str, Any]) -> str:
@@ -159,15 +160,11 @@ def throughput_brief() -> str:
     rate = lambda text: next(r for r in result["rows"] if text in r["what"])
     plain, slope = rate("train_step under vmap"), rate("its gradient in all")
     numbers = re.search(r"all (\d+) numbers", slope["what"])
+    rates = lambda r: f"{r['value']:,.0f}/s (best {r['best']:,.0f}/s)"
     return (
-        f"Measured on {result['where']['processor']}, {os_cores(result)} float32: {plain['value']:,.0f} configurations/s (best {plain['best']:,.0f}) for the full "
-        f"`train_step` under `jax.vmap`; {slope['value']:,.0f}/s (best {slope['best']:,.0f}) with the gradient in all {numbers[1] if numbers else ''} numbers of the system."
+        f"Measured on a {result['where']['processor']} CPU in float32, median call: {rates(plain)} configurations for the full `train_step` under `jax.vmap`; "
+        f"{rates(slope)} with the gradient in all {numbers[1] if numbers else ''} numbers of the system."
     )
-
-
-def os_cores(result: dict[str, Any]) -> str:
-    cores = result["where"].get("cores")
-    return f"{cores} cores, " if cores else ""
 
 
 def filled() -> dict[Path, str]:
