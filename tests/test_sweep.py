@@ -107,6 +107,13 @@ def test_files_hold_what_the_table_holds(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["sweep.csv", "sweep.parquet"]
 
 
+def test_a_folder_is_no_output_file(tmp_path):
+    (tmp_path / "sweep.csv").mkdir()
+    with pytest.raises(IsADirectoryError, match="which is a folder"):
+        sweep(*INPUTS, {"plan.micro_batch_size": [1, 2]}, out=tmp_path / "sweep.csv")
+    assert os.listdir(tmp_path) == ["sweep.csv"]
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 def test_a_sweep_that_breaks_off_leaves_the_old_file(tmp_path, monkeypatch, suffix):
     out = tmp_path / f"sweep{suffix}"

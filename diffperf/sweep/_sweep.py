@@ -165,6 +165,8 @@ class _Writer:
             raise ValueError(f"out is {str(path)!r}; its name should end in .parquet or .csv.")
         if not path.absolute().parent.is_dir():
             raise FileNotFoundError(f"out is {str(path)!r}; the folder {path.absolute().parent} does not exist. Create it first.")
+        if path.is_dir():
+            raise IsADirectoryError(f"out is {str(path)!r}, which is a folder; give the name of a file in it.")
         self._path = path
 
     def write(self, tables: "Iterator[pa.Table]") -> Path:
