@@ -110,12 +110,15 @@ def test_importing_the_command_line_changes_no_jax_setting():
         (("tune", "llama-3.1-8b", "h100_sxm", "-n", 9, "--gbs", 8, "--no-refine"), ("no legal plan for 9 devices",)),
         (("sweep", *SMALL, "--over", "plan.micro_batch_size"), ("--over is", "1,2,4")),
         (("sweep", *SMALL, "--over", "plan.micro_batch_size=1:2:x"), ("--over is",)),
+        (("sweep", *SMALL, "--over", "plan.micro_batch_size=1:2:0"), ("COUNT should be at least 1", "PATH=FROM:TO:COUNT")),
+        (("sweep", *SMALL, "--over", "plan.micro_batch_size=1:2:999999999"), ("COUNT should be at most 10,000,000",)),
         (("sweep", *SMALL, "--over", "plan.micro_batch=1,2"), ("plan.micro_batch", "plan.micro_batch_size")),
         (("sweep", *SMALL, "--over", "system.scale_out.bandwidth=nan"), ("nan", "finite")),
         (("sweep", *SMALL, "--over", "plan.micro_batch_size=1,2", "--out", "x.txt"), (".parquet or .csv",)),
         (("sweep", *SMALL, "--over", "plan.micro_batch_size=1,2", "--out", "nowhere/x.csv"), ("nowhere", "does not exist")),
         (("show", "h100x9"), ("neither a system nor a software stack", "h100_sxm")),
         (("models", "lama-3"), ("lama-3", "llama")),
+        (("models", "zzzz"), ("zzzz", "`diffperf models`")),
         (("dmeo",), ("dmeo",)),
         (("demo", "--out", "nowhere/at/all"), ("does not exist",)),
     ],
@@ -156,7 +159,26 @@ def test_an_output_that_cannot_be_written_is_refused_first(run, tmp_path):
     one_mistake(run("calibrate", "runs", file, "--family", "mcoer", "--stack", "mine"), "family is 'mcoer'", "mcore")
 
 
-@pytest.mark.parametrize("content, part", [("{", "config.json"), ('{"model_type": "flying"}', "lacks hidden_size"), ('{"model_type": "llama"}', "config.json")])
+CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 100}
+
+
+@pytest.mark.parametrize(
+    "content, part",
+    [
+        ("{", "config.json"),
+        ('{"model_type": "flying"}', "lacks hidden_size"),
+        ('{"model_type": "llama"}', "config.json"),
+        ("[]", "holds a list"),
+        ("null", "holds a NoneType"),
+        (json.dumps(CONFIG | {"model_type": 3}), "model_type of"),
+        (json.dumps(CONFIG | {"hidden_size": "64"}), "hidden_size of"),
+        (json.dumps(CONFIG | {"intermediate_size": [256]}), "should be a finite number"),
+        (json.dumps(CONFIG | {"vocab_size": float("nan")}), "vocab_size of"),
+        (json.dumps(CONFIG | {"num_hidden_layers": 10**30}), "a whole number of at most 100,000"),
+        (json.dumps(CONFIG | {"num_hidden_layers": 1.5}), "num_hidden_layers of"),
+        (json.dumps(CONFIG | {"tie_word_embeddings": "maybe"}), "true or false"),
+    ],
+)
 def test_a_broken_config_names_the_file(run, tmp_path, content, part):
     (tmp_path / "config.json").write_text(content, encoding="utf-8")
     one_mistake(run("models", tmp_path / "config.json"), part)
@@ -273,10 +295,15 @@ def test_validate_and_calibrate(run, tmp_path):
     text = HEADER + "".join(f"{name},Llama-3.1-8B,H100-80GB-SXM,{n},128,1,2,2,{dp},4096,bf16,Megatron-LM,{t or ''},2024\n" for name, n, dp, t in rows)
     file, out = tmp_path / "runs.csv", tmp_path / "result.json"
     file.write_text(text, encoding="utf-8")
+    code, _, _ = run("validate", "runs", file, "--json", tmp_path / "no_ending")
+    assert code == 0 and json.loads((tmp_path / "no_ending").read_text(encoding="utf-8"))["n_rows"] == 3
     code, printed, _ = run("validate", "runs", file, "--json", out)
     result = json.loads(out.read_text(encoding="utf-8"))
     assert code == 0 and result["n_rows"] == 3 and result["n_modelled"] == 2 and sum(result["skipped"].values()) == 1
-    assert {"median", "mean", "p90", "bias"} <= set(result["error"]) and {row["id"] for row in result["rows"]} == {"a", "b"}
+    assert set(result) == {"n_rows", "n_modelled", "skipped", "error", "baseline", "memory", "groups", "rows"}
+    assert all(set(result[key]) == {"median", "mean", "p90", "bias"} for key in ("error", "baseline", "memory"))
+    assert all(set(row) == {"id", "measured_s", "predicted_s", "low_s", "high_s"} for row in result["rows"])
+    assert {row["id"] for row in result["rows"]} == {"a", "b"}
     assert all(row["low_s"] < row["predicted_s"] < row["high_s"] for row in result["rows"]) and "2 modelled" in printed
     assert "nan" not in printed and "memory" not in printed and ", Llama" not in printed  # no row has a peak or a source
     file.write_text("".join(text.splitlines(keepends=True)[:3]), encoding="utf-8")

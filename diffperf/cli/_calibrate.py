@@ -67,16 +67,25 @@ def validate_runs(
     from .. import calibrate
 
     result = calibrate.validate_runs(file)
+    document = as_document(result)
     if json_out == "-":
-        _output.print_json(result)
+        _output.print_json(document)
         return
     if json_out is not None:
         from ..io import write_atomic
 
-        write_atomic(json_out, _output.json_text(result) + "\n")
+        write_atomic(json_out, _output.json_text(document) + "\n")
     _print_validation(result)
     if json_out is not None:
         _output.note(f"wrote {json_out}")
+
+
+def as_document(result: dict[str, Any]) -> dict[str, Any]:
+    """The agreed keys of a validation, which other tools read; `validate_runs` of Python says more."""
+    picked = lambda item, *names: {name: item[name] for name in names}
+    score = {name: picked(result[name], "median", "mean", "p90", "bias") for name in ("error", "baseline", "memory")}
+    rows = [picked(row, "id", "measured_s", "predicted_s", "low_s", "high_s") for row in result["rows"]]
+    return {**picked(result, "n_rows", "n_modelled", "skipped"), **score, "groups": result["groups"], "rows": rows}
 
 
 def check_target(path: str, ending: str | None = None) -> None:

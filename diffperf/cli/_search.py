@@ -8,6 +8,8 @@ import typer
 from ._options import Job, with_job
 from ._show import JSON
 
+MOST_VALUES = 10_000_000  # of one axis of a sweep; they are held in memory, its rows are not
+
 
 @with_job
 def tune(
@@ -138,7 +140,9 @@ def read_axis(text: str) -> tuple[str, list[Any]]:
     except (ValueError, IndexError):
         raise ValueError(f"--over is {text!r}; {form}.") from None
     if (parts[3:] and not log) or count < 1 or not (math.isfinite(start) and math.isfinite(stop)) or (log and not (start > 0 and stop > 0)):
-        raise ValueError(f"--over is {text!r}; COUNT should be at least 1, FROM and TO finite, and positive for log. {form.capitalize()}.")
+        raise ValueError(f"--over is {text!r}; COUNT should be at least 1, FROM and TO finite, and positive for log: {form}.")
+    if count > MOST_VALUES:
+        raise ValueError(f"--over is {text!r}; COUNT should be at most {MOST_VALUES:,}.")
     share = [i / max(count - 1, 1) for i in range(count)]
     if log:
         return path.strip(), [start * (stop / start) ** x for x in share]
