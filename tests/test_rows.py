@@ -483,7 +483,7 @@ def test_marker_replaces_the_printed_precision():
         (dict(family="cnn"), "family cnn is not modelled"),
         (dict(family="Diffusion-Transformer"), "family diffusion-transformer is not modelled"),
         (dict(notes="STEP TIME NOT SEPARABLE: includes evaluation"), "step time not separable"),
-        (dict(model_name="mine", layers=32.0, hidden=4096.0, heads=33.0), "no model or plan fits the row: transformer: hidden is 4096.0"),
+        (dict(model_name="mine", experts=8.0, topk=9.0), "no model or plan fits the row: transformer: experts_per_token is 9.0"),
     ],
 )
 def test_reason_of_a_skipped_run(cells, reason):

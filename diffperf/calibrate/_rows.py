@@ -7,9 +7,11 @@ Defaults (each is what the sources that do print the value mostly use):
 - micro-batch: from batch and data-parallel size on TPU, one per pipeline stage in torchtitan, 1 in MLPerf and elsewhere from 2023; before,
   4 below 9e9 parameters, 2 below 50e9, 1 above; 8 for Alpa.
 - gradients: 4 bytes; 2 with fp16, whose stacks reduce them as they are, and in 8-bit MLPerf runs, which also keep weights in 1.
+- batch: from tokens per second and step time.
+- precision: bf16; fp8 in MLPerf, whose silent logs run as fast as those that print it.
 - parallel degrees: those of a row with the same model, accelerator, device count and batch in the same table, if there is one; else
   tensor parallelism is the smallest power of two that holds model states in 60% of memory within a node, and the rest is data parallel.
-- sequence length: 2048.
+- sequence length: 4096 with MaxText, else 2048.
 - architecture: that of the catalog's model of this name; else the row's own columns; else, from the parameter count alone, a GPT with
   `hidden = 128 layers`.
 """
@@ -102,7 +104,9 @@ def _model(name: str, layers, hidden, heads, kv_heads, ffn, vocab, gated, expert
         kv = kv_heads if kv_heads and heads % kv_heads == 0 else heads
         gated = bool(gated) if gated is not None else bool(experts)
         width = ffn or (4 * hidden if not gated else round(8 * hidden / 3 / 128) * 128)
-        common = dict(hidden=hidden, layers=layers, num_heads=heads, num_kv_heads=kv, vocab=vocab or 51200, gated=gated, seq_len=seq_len)
+        common = dict(
+            hidden=hidden, layers=layers, num_heads=heads, num_kv_heads=kv, head_dim=hidden / heads, vocab=vocab or 51200, gated=gated, seq_len=seq_len
+        )  # fmt: skip
         if experts and experts > 1:
             return transformer(**common, ffn_hidden=0, num_experts=experts, experts_per_token=topk or 2, expert_hidden=width)
         return transformer(**common, ffn_hidden=width)
@@ -188,8 +192,12 @@ _PRECISIONS = {
 
 
 def precision_of(run: Run) -> str:
-    """Datatype of the layers' matmul operands; the row's `TREAT AS` marker wins over the printed value."""
+    """Datatype of the layers' matmul operands; the row's `TREAT AS` marker wins over the printed value. Unknown words count as bf16."""
     text = run.treat_as.get("precision", run.precision).strip().lower()
+    if not text and run.source.startswith("mlcommons"):
+        text = "fp8"  # submissions whose log is silent run as fast as those that print FP8
+    if "float8 rowwise" in run.notes and (run.tp or 1) > 1:
+        text = "bf16"  # torchtitan's rowwise scaling gains nothing over bf16 with tensor parallelism
     text = _PRECISIONS.get(text, text)
     if text not in ("fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "int8"):
         text = next((name for name in ("mxfp8", "nvfp4", "fp8", "bf16", "fp16", "int8", "tf32", "fp32") if name in text), "bf16")
@@ -247,6 +255,8 @@ def plan_of(run: Run, model: Transformer, system: System, tpu: bool) -> dict:
     params = float(num_parameters(model))
     degrees = _split(run, params, float(system.chip.memory_capacity), tpu, adapter)
     batch = run.global_batch
+    if not batch and run.tokens_per_s_per_device and run.step_time_s and run.num_devices:
+        batch = run.tokens_per_s_per_device * run.num_devices * run.step_time_s / float(model.seq_len)
     if not batch:
         raise SkipRun("no global batch")
     if run.micro_batch:
@@ -350,7 +360,7 @@ def _prepare(runs: Sequence[Run], need_time: bool, like: Sequence[Run], kinds: i
                 raise SkipRun("step time not separable from other work")
             if not run.num_devices:
                 raise SkipRun("no device count")
-            seq_len = float(run.seq_len or 2048.0)
+            seq_len = float(run.seq_len or (4096.0 if "maxtext" in run.framework.lower() else 2048.0))
             # fmt: off
             model = _model(run.model_name, run.layers, run.hidden, run.heads, run.kv_heads, run.ffn_hidden, run.vocab, run.gated_mlp,
                            run.experts, run.topk, run.params_b, seq_len)
