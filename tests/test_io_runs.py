@@ -128,7 +128,7 @@ def test_gshard_experts_reproduce_the_printed_sizes(table):
         assert abs(size / run.params_b - 1) < 0.06, (run.id, size, run.params_b)
 
 
-@pytest.mark.skipif(not COMPILED.exists(), reason="the unrepaired compilation is only in ../shared of the workplace")
+@pytest.mark.skipif(not COMPILED.exists(), reason="the unrepaired compilation (../shared/data/training) is absent")
 def test_repair_reproduces_the_committed_file(repair, tmp_path, capsys):
     repair.main(str(COMPILED), str(tmp_path / "out.csv"))
     assert (tmp_path / "out.csv").read_bytes() == (ROOT / "calibration" / "published" / "training_runs.csv").read_bytes()
