@@ -19,7 +19,7 @@ from diffperf.calibrate._evaluate import error_summary, update
 from diffperf.calibrate._fit import balanced_weights, log_time_and_gradient
 from diffperf.calibrate._memory_fit import FITTED, fit_memory, log_peak
 from diffperf.calibrate._posterior import ROW_NOISE, UNSEEN_SHARE, Z80, Posterior
-from diffperf.calibrate._residual import points, residual_kernel
+from diffperf.calibrate._residual import EXPERTS, points, residual_kernel
 from diffperf.calibrate._user import OTHER, relabel
 from diffperf.estimate import train_step
 from diffperf.hardware import DATATYPES, describe, load_system, system_names
@@ -268,10 +268,10 @@ def test_residual_kernel_is_a_covariance(few_rows):
     assert_allclose(kernel, kernel.T, rtol=1e-12)
     assert np.linalg.eigvalsh(kernel).min() > -1e-10
     assert (kernel > 0).all() and np.isfinite(kernel).all()
-    families = {}
-    for family, value in zip(at.family, np.diag(kernel), strict=True):
-        families.setdefault(family != "", []).append(value)
-    for values in families.values():
+    alike = {}
+    for family, experts, value in zip(at.family, at.coordinates[:, EXPERTS], np.diag(kernel), strict=True):
+        alike.setdefault((family != "", experts > 0), []).append(value)
+    for values in alike.values():
         assert_allclose(values, values[0], rtol=1e-12)  # the same everywhere
     assert (kernel <= np.diag(kernel).max() + 1e-12).all()
 
@@ -783,7 +783,7 @@ def test_memory_fit_recovers_known_constants(published_rows):
     found = fit_memory(measured)
     assert np.abs(log_peak(rows, found) - log_peak(rows, truth)).mean() < 0.01
     assert_allclose(found["torchtitan"]["activation_memory"], 1.15, rtol=0.05)
-    assert set(found) == set(rows.stack)
+    assert set(found) == {*rows.stack, ""}  # "": of a stack not among these
 
 
 def test_memory_fit_ignores_one_wrong_peak_and_needs_none(few_rows):
@@ -803,7 +803,7 @@ def test_shipped_memory_constants_are_positive_and_near_their_physics(shipped):
         assert 0.5 < memory["activation_memory"] < 2 and 2 < memory["logit_bytes"] < 20 and memory["selective_memory"] < 1.5, (stack, memory)
         assert set(FITTED) <= set(memory)
     assert shipped.memory_of("never heard of", "mcore")["low_precision_storage"] == 1.0
-    assert set(shipped.memory) == set(shipped.posterior.rows.stack)
+    assert set(shipped.memory) == {*shipped.posterior.rows.stack, ""}
 
 
 # -- files and columns ----------------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Parameter counts follow the modelling code of `transformers` and of the model's 
 
 import json
 import math
-import numbers
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -86,7 +85,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
     Raises:
       ValueError: when it is not.
     """
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     should_be = None
     if name in _LAYERS[:4] and not (number and value == int(value) and 0 <= value <= MOST_LAYERS):
         should_be = f"a whole number of at most {MOST_LAYERS:,}"
