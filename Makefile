@@ -8,7 +8,7 @@ SOURCES := pyproject.toml
 .PHONY: help setup demo test lint types docs clean
 
 help:
-	@echo "make demo    install and run the whole tour on published training runs (about 3 minutes)"
+	@echo "make demo    install and run the whole tour on published training runs (1 to 3 minutes)"
 	@echo "make setup   install into $(VENV)"
 	@echo "make test    install with test extras and run the tests"
 	@echo "make lint    ruff"
