@@ -4,7 +4,6 @@ from ._batch import BatchStep as BatchStep
 from ._bound import bind_step as bind_step
 from ._estimate import Breakdown as Breakdown
 from ._estimate import Estimate as Estimate
-from ._estimate import Memory as Memory
 from ._explain import Elasticity as Elasticity
 from ._explain import bottleneck as bottleneck
 from ._explain import elasticities as elasticities

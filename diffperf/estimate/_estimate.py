@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Array, Float
 
+from ..parallel import StageMemory
 from . import _render
 
 
@@ -48,18 +49,6 @@ class Breakdown(eqx.Module):
     jitter: Float[Array, ""]
 
 
-class Memory(eqx.Module):
-    """Memory of one device of one pipeline stage at its peak. [B]"""
-
-    weights: Float[Array, ""]
-    gradients: Float[Array, ""]
-    optimizer: Float[Array, ""]
-    activations: Float[Array, ""]
-    logits: Float[Array, ""]
-    gathered: Float[Array, ""]
-    reserved: Float[Array, ""]
-
-
 class Estimate(eqx.Module):
     """Prediction for one training step.
 
@@ -86,7 +75,7 @@ class Estimate(eqx.Module):
     mfu: Float[Array, ""]
     hfu: Float[Array, ""]
     breakdown: Breakdown
-    memory: Memory
+    memory: StageMemory
     peak_memory: Float[Array, ""]
     peak_stage: Float[Array, ""]
     memory_capacity: Float[Array, ""]

@@ -90,7 +90,7 @@ def bottleneck(estimate: Estimate) -> str:
     peak, capacity = float(estimate.peak_memory), float(estimate.memory_capacity)
     stage = f"pipeline stage {float(estimate.peak_stage):.0f}"
     if peak > capacity:
-        parts = {name: float(getattr(estimate.memory, name)) for name in estimate.memory.__dataclass_fields__}
+        parts = {name: float(value) for name, value in estimate.memory._asdict().items()}
         largest = max(parts, key=lambda name: parts[name])
         share = f"{largest} take {parts[largest] / 1e9:.1f} GB of it" if largest != "reserved" else f"{parts[largest] / 1e9:.1f} GB of it is reserved"
         return f"Does not fit: {stage} needs {peak / 1e9:.1f} GB of the {capacity / 1e9:.1f} GB of a device; {share}."

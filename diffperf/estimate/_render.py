@@ -42,7 +42,7 @@ def is_traced(estimate: "Estimate") -> bool:
 def to_dict(estimate: "Estimate") -> dict[str, Any]:
     """Python numbers, or nested lists for a batched estimate."""
     plain = lambda leaf: np.asarray(leaf).tolist()
-    parts = lambda module: {name: plain(getattr(module, name)) for name in module.__dataclass_fields__}
+    parts = lambda module: {name: plain(getattr(module, name)) for name in _names(module)}
     result = {name: plain(getattr(estimate, field)) for field, name in _NAMES.items()}
     result["breakdown_s"] = parts(estimate.breakdown)
     result["exposed_communication_s"] = {name: result["breakdown_s"][name] for name in COMMUNICATION}
@@ -70,14 +70,19 @@ def summary(estimate: "Estimate") -> list[tuple[str, str]]:
     return rows
 
 
+def _names(parts: Any) -> tuple[str, ...]:
+    """Field names of a `Breakdown` or a `StageMemory`."""
+    return getattr(parts, "_fields", None) or tuple(parts.__dataclass_fields__)
+
+
 def shares(module: Any, total: float) -> list[tuple[str, float, float]]:
     """Name, value and share of the parts that are not zero, the largest first."""
-    parts = [(name, float(getattr(module, name))) for name in module.__dataclass_fields__]
+    parts = [(name, float(getattr(module, name))) for name in _names(module)]
     return sorted(((name, value, value / total if total else 0.0) for name, value in parts if value), key=lambda row: -row[1])
 
 
 def label(part: str) -> str:
-    """A part of `Breakdown` or `Memory` in words: communication says so."""
+    """A part of `Breakdown` or `StageMemory` in words: communication says so."""
     return f"{part} communication" if part in COMMUNICATION else part
 
 

@@ -19,7 +19,7 @@ from ..smooth import safe_divide
 from ..stack import Stack
 from ..workload import Transformer, forward_flops_per_sequence
 from ..workload._transformer import mean_attention_span
-from ._estimate import Breakdown, Estimate, Memory
+from ._estimate import Breakdown, Estimate
 from ._layer import LayerTime, high_precision, layer_time, rates
 
 JITTER_FREE_DEVICES = 8.0  # `Stack.scale_jitter` counts doublings beyond one node of eight
@@ -162,7 +162,7 @@ def train_step(model: Transformer, system: System, plan: Plan, stack: Stack) -> 
         mfu=_share(model_flops, devices, step_time, peak_rate),
         hfu=_share(hardware_flops, devices, step_time, peak_rate),
         breakdown=breakdown,
-        memory=Memory(*memory),
+        memory=memory,
         peak_memory=peak,
         peak_stage=stage,
         memory_capacity=chip.memory_capacity,

@@ -109,11 +109,12 @@ def _count(axes: Sequence[Axis], mode: str) -> int:
 
 
 def _columns(quantities: Sequence[str]) -> dict[str, tuple[str, float | None]]:
-    from ..estimate import Breakdown, Memory
+    from ..estimate import Breakdown
+    from ..parallel import StageMemory
 
     groups = {
         "breakdown": {f"breakdown_{name}_s": (f"breakdown.{name}", 1.0) for name in Breakdown.__dataclass_fields__},
-        "memory": {f"memory_{name}_gb": (f"memory.{name}", 1e-9) for name in Memory.__dataclass_fields__},
+        "memory": {f"memory_{name}_gb": (f"memory.{name}", 1e-9) for name in StageMemory._fields},
     }
     known = _COLUMNS | {name: entry for group in groups.values() for name, entry in group.items()}
     columns = {}
