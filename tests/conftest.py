@@ -41,3 +41,38 @@ def few_fit(few_rows):
     from diffperf.calibrate import fit_runs
 
     return fit_runs(few_rows)
+
+
+@pytest.fixture(scope="session")
+def shipped():
+    from diffperf.calibrate import load_calibration
+
+    return load_calibration()
+
+
+@pytest.fixture(scope="session")
+def posterior(few_rows, few_fit):
+    from diffperf.calibrate import build_posterior
+
+    return build_posterior(few_fit, few_rows)
+
+
+@pytest.fixture(scope="session")
+def small(few_rows, posterior):
+    """A calibration of a few rows."""
+    from diffperf.calibrate import Calibration
+    from diffperf.calibrate._calibration import constant_efficiency
+    from diffperf.calibrate._memory_fit import fit_memory
+
+    return Calibration(posterior, fit_memory(few_rows), constant_efficiency(few_rows), dict(date="today", data="a few runs"))
+
+
+@pytest.fixture(scope="session")
+def strangers(published_rows):
+    """Ten runs of one stack, relabelled as a stack that nobody has seen."""
+    import numpy as np
+
+    from diffperf.calibrate._user import relabel
+
+    at = [i for i in range(len(published_rows)) if published_rows.stack[i] == "nemo" and published_rows.weight[i] == 1]
+    return relabel(published_rows.take(np.array(at[::4][:10])), "mine", "mcore")
