@@ -1,0 +1,1 @@
+"""Fits of kernel libraries to measured kernel times."""

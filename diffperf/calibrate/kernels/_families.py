@@ -1,0 +1,64 @@
+"""The families of kernels that can be fitted: for each, its shape, constants, time, bound and features."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...cost.kernel._constants import Prior
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """One family of kernels.
+
+    Attributes:
+      name: as in fitted files.
+      constants: NamedTuple of its constants.
+      priors: of each constant.
+      time: `time(shape, device, constants)`. [s]
+      bound: `bound(shape, device, constants)`, what no such kernel can beat. [s]
+      features: `features(shape, device)`, for the correction.
+    """
+
+    name: str
+    constants: type
+    priors: Mapping[str, Prior]
+    time: Callable[..., Any]
+    bound: Callable[..., Any]
+    features: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class FamilyRows:
+    """Measured rows of one family, ready to fit.
+
+    Attributes:
+      family: which kernels.
+      shape: the family's shape; every field an array of shape (rows,).
+      datatype: what is multiplied or moved, one of `hardware.DATATYPES`, shape (rows,): picks the chip's peak.
+      library: rows of one library share constants on one chip: the framework, and the kernel where one framework has several, shape (rows,).
+      group: what must stay whole when rows are split: (n, k) pairs, head shapes, models, shape (rows,).
+      time: measured. [s] shape (rows,)
+      row: number of each row in the table it came from, shape (rows,).
+      left_out: reason -> number of rows of the table that belong to this family but are not used.
+    """
+
+    family: Family
+    shape: Any
+    datatype: np.ndarray
+    library: np.ndarray
+    group: np.ndarray
+    time: np.ndarray
+    row: np.ndarray
+    left_out: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def take(self, which: np.ndarray) -> "FamilyRows":
+        """The rows of a mask or of indices."""
+        pick = lambda x: x[which]
+        shape = type(self.shape)(*(np.broadcast_to(x, len(self))[which] for x in self.shape))
+        return FamilyRows(self.family, shape, pick(self.datatype), pick(self.library), pick(self.group), pick(self.time), pick(self.row), self.left_out)
