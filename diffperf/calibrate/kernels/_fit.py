@@ -6,7 +6,7 @@ rows do not say. All starts run as one vmapped program: first on a subsample, th
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -60,7 +60,7 @@ def _loss(residual, weight, move):
     return jnp.sum(weight * 2 * (jnp.sqrt(1 + (residual / SCALE) ** 2) - 1)) / 2 + jnp.sum(move**2) / 2
 
 
-@lru_cache(maxsize=None)
+@cache
 def _solver(family: Family, passes: int) -> Callable:
     def run(vector, mean, sd, shape, device, log_time, weight):
         predict = lambda v: predict_log_time(family, v, shape, device)
