@@ -2,7 +2,7 @@
 
 import typer
 
-from . import _calibrate, _demo, _predict, _search, _show
+from . import _calibrate, _demo, _import, _predict, _search, _show
 
 app = typer.Typer(
     help="How long will it take? Differentiable, calibrated performance models of ML training: time, memory, energy and cost.",
@@ -41,3 +41,7 @@ for _name, _command, _help in (
     _group.command("runs")(_command)
     _group.callback()(lambda: None)
     app.add_typer(_group, name=_name)
+_group = typer.Typer(help="Take measurements from other projects.", no_args_is_help=True)
+_group.command("aiconfigurator")(_import.import_aiconfigurator)
+_group.callback()(lambda: None)
+app.add_typer(_group, name="import")
