@@ -136,8 +136,8 @@ def read_row(tokens: list[str], layout: Layout) -> Row | str:
 
 def disagreement(row: Row, group: Group) -> str:
     """How the algbw of a row contradicts its size and time; "" if it does not, or is not printed."""
-    expected = row.nbytes / group.time
-    if not math.isfinite(group.algorithm_bandwidth) or abs(group.algorithm_bandwidth - expected) <= group.slack:
+    expected = row.nbytes / group.time if group.time > 0 else math.nan
+    if math.isnan(expected) or not math.isfinite(group.algorithm_bandwidth) or abs(group.algorithm_bandwidth - expected) <= group.slack:
         return ""
     ratio = group.algorithm_bandwidth / expected
     near = next((f"{what}" for value, what in _UNIT_RATIOS if abs(math.log(max(ratio, 1e-300) / value)) < 0.02), "")

@@ -8,17 +8,36 @@ they determine it. One bad row never loses the rest: it is left out and named wi
 import collections
 import dataclasses
 import gzip
+import itertools
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ._collective_table import CollectiveFileError, CollectiveTable, LogHeader, LogProblem, bus_factor, element_bytes, op_name, table_of
-from ._nccl_rows import BANDWIDTH_UNITS, COLUMNS, SIZE_UNITS, TIME_UNITS, Group, Layout, Row, clean, disagreement, is_number, read_row, split, starts_row
+from ._nccl_rows import (
+    BANDWIDTH_UNITS,
+    COLUMNS,
+    DATATYPES,
+    SIZE_UNITS,
+    TIME_UNITS,
+    Group,
+    Layout,
+    Row,
+    clean,
+    disagreement,
+    is_number,
+    read_row,
+    split,
+    starts_row,
+)
 
 _MAX_NOTES = 2000
+_MAX_SEAMS = 8  # 256 readings
+_WORDS = ("sum", "prod", "max", "min", "avg", "mulsum", "none", *DATATYPES)
+_MOST_COLUMNS = 13
 _LIBRARY_LINE = re.compile(r"(?:\S+:\d+:\d+\s+\[\S*\]\s+)?(?:NCCL|RCCL) (?:INFO|WARN|TRACE)\b.*")
 _VERSION = re.compile(r"\b(NCCL|RCCL) version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 _TESTS_VERSION = re.compile(r"nccl-tests version (\S+)(?:.*?nccl-library=(\d+))?")
@@ -143,50 +162,61 @@ class _Reader:
         self._facts(number, text, None)
 
     def close_row(self) -> None:
-        """Gives up on a row that never became complete."""
+        """Gives up on a row that never became complete; keeps a buffer that did."""
         if len(self.torn) > 1 or (self.torn and starts_row(self.torn[0].split())):
             tokens = split(" ".join(self.torn))
-            why = read_row(tokens, self.layout or Layout())
-            if isinstance(why, Row):
-                self._accept(why)
+            row = read_row(tokens, self.layout or Layout())
+            if isinstance(row, Row) and (len(row.groups) == 2 or _agrees(row)):
+                self._accept(row)
+                if len(row.groups) < self._times():
+                    self.report(self.torn_at, "row left out", f"{row.nbytes:.0f} B: the row ends after its first buffer.")
             else:
+                why = row if isinstance(row, str) else "it ends early, or its numbers contradict each other"
                 self.report(self.torn_at, "row left out", f"the row {' '.join(tokens)[:70]!r} cannot be read: {why}.")
         self.torn = []
 
     def _row_part(self, number: int, tokens: list[str]) -> bool:
         """Whether the line was a row or part of one."""
-        begins = starts_row(tokens)
-        if self.torn and (begins or all(is_number(token) or token.isalpha() for token in tokens)):
-            for glue in (" ", ""):
-                row = read_row(split(glue.join([*self.torn, " ".join(tokens)])), self.layout or Layout())
-                if isinstance(row, Row) and self._whole(row):
-                    self.torn = []
-                    self._accept(row)
-                    return True
-        layout = self.layout or Layout()
+        begins, line = starts_row(tokens), " ".join(tokens)
+        columns = (self.layout or Layout()).columns
         numeric = all(is_number(token) for token in tokens)
-        if begins or (numeric and len(tokens) == len(layout.columns) > 1):
+        if self.torn and (begins or all(is_number(token) or token.isalpha() for token in tokens)):
+            for text in _joined([*self.torn, line]):
+                if self._completes(text):
+                    return True
+        if begins or (numeric and len(tokens) == len(columns) > 1):
             self.close_row()
-            self.torn, self.torn_at = [" ".join(tokens)], number
-            row = read_row(tokens, layout)
-            if isinstance(row, Row) and self._whole(row):
-                self.torn = []
-                self._accept(row)
+            self.torn, self.torn_at = [line], number
+            self._completes(line)
             return True
-        if self.torn and all(is_number(token) or token in ("sum", "none") for token in tokens):
-            self.torn.append(" ".join(tokens))
+        if self.torn and all(is_number(token) or token in _WORDS for token in tokens):
+            self.torn.append(line)
+            if sum(len(part.split()) for part in self.torn) > _MOST_COLUMNS + _MAX_SEAMS:
+                self.close_row()
             return True
-        if not self.torn and layout.columns and len(tokens) <= 2 and all(token.isdigit() for token in tokens):
-            self.torn, self.torn_at = [" ".join(tokens)], number  # a row that the terminal wrapped after its first column
+        if not self.torn and columns and len(tokens) <= 2 and all(token.isdigit() for token in tokens):
+            self.torn, self.torn_at = [line], number  # a row that the terminal wrapped after its first columns
             return True
         return False
 
-    def _whole(self, row: Row) -> bool:
-        """Whether nothing more is to come: as many buffers as the header has, and a size that its count can give."""
-        times = (self.layout or Layout()).columns.count("time") or 2
+    def _completes(self, text: str) -> bool:
+        """Whether `text` is a whole row, which is then taken: it has the columns of the header, or without one two buffers that make sense."""
+        layout, tokens = self.layout or Layout(), split(text)
+        row = read_row(tokens, layout)
+        if isinstance(row, str):
+            return False
         size = row.count * element_bytes(row.datatype)
-        fits = not size > 0 or not row.nbytes or (row.nbytes / size >= 1 and (row.nbytes / size).is_integer())
-        return fits and len(row.groups) >= times
+        fits = not size > 0 or not row.nbytes or (row.nbytes / size).is_integer()
+        full = len(tokens) == len(layout.columns) if layout.columns else len(row.groups) == 2 and _agrees(row)
+        sure = len(self.torn) == 1 and self.torn[0] == text  # a row on a line of its own may contradict itself; of torn ones the consistent reading is taken
+        if not (full and fits and (sure or _agrees(row))):
+            return False
+        self.torn = []
+        self._accept(row)
+        return True
+
+    def _times(self) -> int:
+        return (self.layout or Layout()).columns.count("time") or 2
 
     def _accept(self, row: Row) -> None:
         if self.layout is None:
@@ -284,6 +314,18 @@ class _Reader:
         elif (found := _STARTING.search(text) or _COMMAND.search(text)) and op_name(found[1]):
             self.command_op = op_name(found[1])
             self._begin(number).facts["op"] = self.command_op
+
+
+def _agrees(row: Row) -> bool:
+    return not any(disagreement(row, group) for group in row.groups)
+
+
+def _joined(parts: Sequence[str]) -> Iterator[str]:
+    """Ways to put a torn row together: words apart first; then with some seams inside a number, unless there are too many."""
+    seams = len(parts) - 1
+    glues = itertools.product((" ", ""), repeat=seams) if seams <= _MAX_SEAMS else ((" ",) * seams, ("",) * seams)
+    for glue in glues:
+        yield parts[0] + "".join(g + part for g, part in zip(glue, parts[1:], strict=True))
 
 
 def _version(code: int) -> str:
