@@ -24,6 +24,15 @@ SPELLINGS = {
     "V100-32GB-SXM3 (DGX-2)": "v100_sxm3_dgx2", "V100-32GB-SXM3 (DGX-2H)": "v100_sxm3_dgx2h",
     "a100_pcie": "a100_pcie_80", "a100_sxm": "a100_sxm_80", "a30": "a30", "b200_sxm": "b200_sxm", "b300_sxm": "b300_sxm", "gb200": "gb200_nvl72",
     "gb300": "gb300_nvl72", "h100_pcie": "h100_pcie", "h100_sxm": "h100_sxm", "h200_sxm": "h200_sxm", "l4": "l4", "l40s": "l40s",
+    "MI300X (gfx942)": "mi300x", "H100 (sm_90)": "h100_sxm", "H100 SXM (sm_90)": "h100_sxm", "NVIDIA A100-PCIE-40GB": "a100_pcie_40",
+    "A100 PCIe 80GB": "a100_pcie_80", "A100 SXM 40GB": "a100_sxm_40", "A100 SXM (DGX A100)": "a100_sxm_80", "AMD Instinct MI210": "mi210", "MI25": "mi25",
+    "Google TPU v6e (Trillium)": "tpu_v6e", "V100 (DGX-1)": "v100_sxm2_16", "V100 SXM2 16GB": "v100_sxm2_16", "Tesla V100-PCIE-32GB": "v100_pcie_32",
+    "Tesla T4": "t4", "P100": "p100_sxm2", "GH200": "gh200", "Intel Gaudi 2": "gaudi2", "MI250X (8 GCD per node)": "mi250x_gcd",
+    # `device_kind` of JAX
+    "NVIDIA H200": "h200_sxm", "NVIDIA H100 80GB HBM3": "h100_sxm", "NVIDIA H100 PCIe": "h100_pcie", "NVIDIA A100-SXM4-80GB": "a100_sxm_80",
+    "NVIDIA A100-SXM4-40GB": "a100_sxm_40", "NVIDIA A100 80GB PCIe": "a100_pcie_80", "Tesla V100-SXM2-16GB": "v100_sxm2_16", "NVIDIA B200": "b200_sxm",
+    "NVIDIA GB200": "gb200_nvl72", "NVIDIA L40S": "l40s", "NVIDIA GH200 480GB": "gh200", "AMD Instinct MI300X": "mi300x", "TPU v4": "tpu_v4",
+    "TPU v5 lite": "tpu_v5e", "TPU v5": "tpu_v5p", "TPU v5p": "tpu_v5p", "TPU v6 lite": "tpu_v6e", "TPU7x": "tpu_v7x", "cpu": "cpu",
     "rtx_pro_6000_server": "rtx_pro_6000", "  h100 ": "h100_sxm", "Tpu V5P": "tpu_v5p", "CPU": "cpu", "H800": "h800_sxm", "A800": "a800_sxm",
 }  # fmt: skip
 
@@ -59,7 +68,7 @@ def test_every_system_loads_and_its_peaks_are_ordered(name):
     if {"bf16", "fp16"} <= set(peak):
         assert peak["bf16"] == peak["fp16"]
     chip = system.chip
-    assert 30 < sixteen / chip.memory_bandwidth < 700 or name == "cpu"  # FLOP per byte at the ridge
+    assert 25 < sixteen / chip.memory_bandwidth < 700 or name == "cpu"  # FLOP per byte at the ridge; least without matrix units (pascal)
     assert chip.idle_power < chip.power and chip.l2_capacity < chip.memory_capacity
     assert np.all((np.asarray(chip.matmul_efficiency) > 0) & (np.asarray(chip.matmul_efficiency) <= 1))
     for tier in (system.scale_up, system.scale_out, system.spine):

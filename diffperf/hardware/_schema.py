@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from ._system import DATATYPES
 
 Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
-Generation = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cdna4", "tpu", "trainium", "gaudi", "cpu"]
+Generation = Literal["pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "gcn", "cdna2", "cdna3", "cdna4", "tpu", "trainium", "gaudi", "cpu"]
 Technology = Literal["nvlink", "pcie", "xgmi", "neuronlink", "ici", "upi", "infiniband", "ethernet", "efa", "slingshot", "dcn"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 UNITS = {
