@@ -30,6 +30,8 @@ SIZES: dict[str, tuple[str, ...]] = {
     "tp_size": ("tp_size", "tp"),
     "step": ("step",),
     "next_n": ("next_n",),
+    "vocab": ("vocab",),
+    "layers": ("layers",),
     "flops": ("flops",),
     "bytes_min": ("bytes_min",),
 }
@@ -77,7 +79,7 @@ _OPS = {
     **dict.fromkeys(("scale_matrix", "quantize_scale_matrix"), "quantize_scale_matrix"),
     **dict.fromkeys(("ln", "layernorm", "layer_norm", "input_layernorm", "post_attention_layernorm"), "layernorm"),
     **dict.fromkeys(("rmsnorm", "rms_norm"), "rmsnorm"),
-    **dict.fromkeys(("reduction", "reduce", "sum", "hbm_dot"), "reduction"),
+    **dict.fromkeys(("reduction", "reduce", "reduce_sum", "sum", "hbm_dot"), "reduction"),
     **dict.fromkeys((*_ELEMENTWISE, "elementwise"), "elementwise"),
 }
 _ATTENTION = ("batch_size", "q_len", "kv_len", "n_q_heads", "n_kv_heads", "head_dim")
@@ -101,6 +103,10 @@ NEEDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rmsnorm": (("m", "n"), ("tp_size", "num_tokens")),
     "softmax": (("m", "n"), ()),
     "reduction": (("m",), ("n",)),
+    "embedding": (("num_tokens", "hidden_size"), ("vocab",)),
+    "scatter_add": (("num_tokens", "hidden_size"), ("vocab",)),
+    "cross_entropy": (("num_tokens", "vocab"), ()),
+    "adam": (("m",), ()),
     "elementwise": (("m",), ("n", "tp_size", "num_tokens")),
 }
 
