@@ -2,7 +2,7 @@
 
 import typer
 
-from . import _calibrate, _demo, _import, _predict, _search, _show
+from . import _calibrate, _demo, _import, _measure, _predict, _search, _show
 
 app = typer.Typer(
     help="How long will it take? Differentiable, calibrated performance models of ML training: time, memory, energy and cost.",
@@ -45,3 +45,7 @@ _group = typer.Typer(help="Take measurements from other projects.", no_args_is_h
 _group.command("aiconfigurator")(_import.import_aiconfigurator)
 _group.callback()(lambda: None)
 app.add_typer(_group, name="import")
+_group = typer.Typer(help="Time this machine.", no_args_is_help=True)
+_group.command("kernels")(_measure.measure_kernels)
+_group.command("collectives")(_measure.measure_collectives)
+app.add_typer(_group, name="measure")

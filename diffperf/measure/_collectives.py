@@ -33,7 +33,7 @@ COLLECTIVE_ALIASES = {"psum": "all_reduce", "psum_scatter": "reduce_scatter", "a
 COLUMNS = (
     "op", "dtype", "bytes", "n_ranks", "n_nodes", "algo", "proto", "time_us", "algbw_GBps", "busbw_GBps", "gpu", "interconnect", "source", "flag",
     "time_min_us", "time_p10_us", "time_p90_us", "spread", "iterations", "calls_per_sync", "compile_s", "n_processes", "device", "device_kind", "backend",
-    "jax", "jaxlib", "driver", "num_threads", "date_utc",
+    "jax", "jaxlib", "driver", "num_threads", "date",
 )  # fmt: skip
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16, "int32": jnp.int32}
 _SMALLEST, _LARGEST = 8, 32  # powers of two of `bytes`
@@ -243,7 +243,7 @@ class _Run:
                 "interconnect": self.interconnect or ("memory of one host" if self.device.is_cpu and self.nodes == 1 else "unstated"),
                 "source": "diffperf measure collectives", "flag": "noisy_median" if timing.spread > _NOISY else "", "time_min_us": timing.least * 1e6,
                 "time_p10_us": timing.p10 * 1e6, "time_p90_us": timing.p90 * 1e6, "spread": timing.spread, "iterations": timing.iterations,
-                "calls_per_sync": timing.calls, "compile_s": compiled, "n_processes": jax.process_count(), "date_utc": today(),
+                "calls_per_sync": timing.calls, "compile_s": compiled, "n_processes": jax.process_count(), "date": today(),
             }
         )  # fmt: skip
 

@@ -21,14 +21,13 @@ from ._table import GrowingTable
 from ._timing import compile_time, time_calls
 
 SIZES = (
-    "b", "m", "n", "k", "batch_size", "isl", "kv_len", "n_q_heads", "n_kv_heads", "head_dim", "window_size", "B", "H", "num_tokens", "hidden_size", "vocab",
+    "b", "m", "n", "k", "batch_size", "isl", "kv_len", "n_q_heads", "n_kv_heads", "head_dim", "window_size", "num_tokens", "hidden_size", "vocab",
     "elements", "quant_dtype", "layers", "num_heads", "seq_len",
 )  # fmt: skip
-FIXED = ("gpu", "device", "device_kind", "backend", "jax", "jaxlib", "driver", "num_threads")
 COLUMNS = (
     "gpu", "op", "framework", "kernel_source", "dtype", *SIZES, "time_us", "flops", "bytes_min", "tflops", "gbps", "flag", "time_min_us", "time_p10_us",
     "time_p90_us", "spread", "iterations", "calls_per_sync", "compile_s", "input_sets", "rotated_bytes", "device", "device_kind", "backend", "jax", "jaxlib",
-    "driver", "num_threads", "date_utc", "seed",
+    "driver", "num_threads", "date", "seed",
 )  # fmt: skip
 
 # First guesses: FLOP/s (per thread on CPUs), B/s, and B/s of making inputs.
@@ -256,7 +255,7 @@ class _Run:
                 "tflops": work.flops / timing.median / 1e12, "gbps": work.bytes_min / timing.median / 1e9,
                 "flag": "noisy_median" if timing.spread > _NOISY else "", "time_min_us": timing.least * 1e6, "time_p10_us": timing.p10 * 1e6,
                 "time_p90_us": timing.p90 * 1e6, "spread": timing.spread, "iterations": timing.iterations, "calls_per_sync": timing.calls,
-                "compile_s": compiled, "input_sets": len(sets), "rotated_bytes": int(len(sets) * nbytes), "date_utc": today(), "seed": self.seed,
+                "compile_s": compiled, "input_sets": len(sets), "rotated_bytes": int(len(sets) * nbytes), "date": today(), "seed": self.seed,
             }
         )  # fmt: skip
         self.added += 1

@@ -2,7 +2,7 @@
 
 FLOP and compulsory bytes are counted as in the tables of kernels: 2mnk for a matmul; 4 b h d s_q s_kv for attention, half of it when causal, 2.5 times the
 forward for the backward; every input read and every output written once. Columns of sizes have the names of those tables: C[m,n] = A[m,k] B[k,n];
-element-wise, softmax and norms on `B` rows of width `H`.
+element-wise, softmax, norms and reductions on `m` rows of width `n`.
 """
 
 from collections.abc import Callable, Sequence
@@ -142,14 +142,14 @@ def _attention_backward(case: Case) -> Work:
 
 
 def _rows(u: Point, largest: int) -> dict[str, int | str]:
-    return {"B": size(u[0], 1, 8 * largest), "H": size(u[1], 32, 2 * largest)}
+    return {"m": size(u[0], 1, 8 * largest), "n": size(u[1], 32, 2 * largest)}
 
 
 def _elementwise(function: Callable[..., Any], operands: int, flops_each: float, writes: float = 1.0) -> Callable[[Case], Work]:
-    """An operator on `operands` arrays of shape (B, H) which writes the `writes`-th part of one. `flops_each` per element, roughly."""
+    """An operator on `operands` arrays of shape (m, n) which writes the `writes`-th part of one. `flops_each` per element, roughly."""
 
     def build(case: Case) -> Work:
-        shape, dtype = (case["B"], case["H"]), DTYPES[case.dtype]
+        shape, dtype = (case["m"], case["n"]), DTYPES[case.dtype]
         make = lambda seed: tuple(uniform(seed, at, shape, dtype) for at in range(operands))
         count = float(shape[0]) * shape[1]
         written = shape[0] if writes == 0 else count * writes
@@ -265,7 +265,7 @@ OPERATORS: dict[str, Operator] = {
     "add": Operator(2, _rows, _elementwise(jnp.add, 2, 1.0), 1.5, _SHORT),
     "gelu": Operator(2, _rows, _elementwise(jax.nn.gelu, 1, 8.0), 1.0, _SHORT),
     "copy": Operator(2, _rows, _elementwise(jnp.copy, 1, 0.0), 1.0, _SHORT),
-    "reduce_sum": Operator(2, _rows, _elementwise(lambda x: jnp.sum(x, axis=-1), 1, 1.0, writes=0.0), 1.0, _SHORT),
+    "reduction": Operator(2, _rows, _elementwise(lambda x: jnp.sum(x, axis=-1), 1, 1.0, writes=0.0), 1.0, _SHORT),
     "softmax": Operator(2, _rows, _elementwise(lambda x: jax.nn.softmax(x, axis=-1), 1, 5.0), 1.0, _SHORT),
     "ln": Operator(2, _rows, _elementwise(_layer_norm, 1, 8.0), 1.0, _SHORT),
     "rmsnorm": Operator(2, _rows, _elementwise(_rms_norm, 1, 4.0), 1.0, _SHORT),
@@ -283,7 +283,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "matmul": ("gemm", "bmm"),
     "attention": ("attention_prefill", "attention_backward", "attention_decode"),
     "elementwise": ("add", "gelu", "copy"),
-    "reduction": ("reduce_sum",),
     "norm": ("ln", "rmsnorm"),
     "optimizer": ("adam",),
     "quantize": ("quantize_scale_matrix",),
