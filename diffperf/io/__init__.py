@@ -33,10 +33,18 @@ from ._runs import (
     write_runs as write_runs,
 )
 from ._tables import RunFileError as RunFileError
+from ._topology import (
+    Device as Device,
+    Link as Link,
+    Topology as Topology,
+    TopologyError as TopologyError,
+    read_topology as read_topology,
+)
 from .._files import write_atomic as write_atomic
 
-__all__ = ["ARCHITECTURE_COLUMNS", "AiconfiguratorTable", "COLUMNS", "CollectiveFileError", "CollectiveTable",
-           "KERNEL_SIZES", "KERNEL_TEXTS", "KernelTable", "LogHeader", "LogProblem", "Rejection", "Run", "RunFileError",
-           "RunTable", "aiconfigurator_tables", "bus_factor", "parse_nccl_tests", "published_runs_path",
-           "read_aiconfigurator", "read_collectives", "read_kernels", "read_nccl_tests", "read_runs", "runs_from_records",
-           "source_repository", "write_atomic", "write_collectives", "write_kernels", "write_runs"]
+__all__ = ["ARCHITECTURE_COLUMNS", "AiconfiguratorTable", "COLUMNS", "CollectiveFileError", "CollectiveTable", "Device",
+           "KERNEL_SIZES", "KERNEL_TEXTS", "KernelTable", "Link", "LogHeader", "LogProblem", "Rejection", "Run", "RunFileError",
+           "RunTable", "Topology", "TopologyError", "aiconfigurator_tables", "bus_factor", "parse_nccl_tests",
+           "published_runs_path", "read_aiconfigurator", "read_collectives", "read_kernels", "read_nccl_tests", "read_runs",
+           "read_topology", "runs_from_records", "source_repository", "write_atomic", "write_collectives", "write_kernels",
+           "write_runs"]
