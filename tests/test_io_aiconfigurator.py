@@ -1,5 +1,7 @@
 """Kernel timings out of an installed package: a small one is laid out here as the real one is."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -115,6 +117,11 @@ def _run(capsys, *args):
 def test_the_command_lists_reads_and_writes(package, tmp_path, capsys):
     code, out, _ = _run(capsys)
     assert code == 0 and "h200_sxm" in out and "a100_sxm" in out
+    code, out, _ = _run(capsys, "--json")
+    assert code == 0 and dict(system="a100_sxm", op="matmul", library="vllm", versions=["0.14.0"]) in json.loads(out)
+    code, out, _ = _run(capsys, "--system", "h200_sxm", "--op", "computescale", "--json")
+    document = json.loads(out)
+    assert document["groups"] == [dict(op="quantize_computescale", datatype="fp8", library="vllm", rows=1)] and document["rejected"][0]["count"] == 1
     target = tmp_path / "h200.parquet"
     code, out, err = _run(capsys, "--system", "h200_sxm", "--op", "gemm", "--op", "computescale", "--out", target)
     assert code == 0 and "4 rows read, 1 left out" in out and "time_ms is 0" in out and not err
