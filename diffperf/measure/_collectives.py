@@ -113,7 +113,7 @@ def measure_collectives(
     before = 0 if table is None else len(table.rows)
     repaired = 0 if table is None else table.repaired
     counts = {op: number for op, number in by_op.items() if number}
-    return Measurement(str(out), before, run.added, counts, run.passed_over, run.unavailable, repaired, run.elapsed(), device)
+    return Measurement(str(out), before, run.added, counts, run.passed_over, {}, repaired, run.elapsed(), device)
 
 
 def _opened(out: str | os.PathLike, fixed: dict[str, Any], force_new: bool) -> GrowingTable | None:
@@ -202,7 +202,6 @@ class _Run:
         self.done = {(row["op"], row["dtype"], int(row["bytes"]), int(row["n_ranks"])) for row in rows}
         self.added = 0
         self.passed_over: dict[str, int] = {}
-        self.unavailable: dict[str, str] = {}
         self.rate = 1e9 if device.is_cpu else 1e10  # [B/s], a first guess
 
     def elapsed(self) -> float:

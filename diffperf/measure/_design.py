@@ -1,9 +1,8 @@
 """Which cases to measure, and in which order: a design of which every prefix covers the space.
 
-Each pair of operator and datatype walks through its space along the R-sequence, an additive recurrence `frac(shift + i alpha)` whose `alpha` are powers of
-the inverse of the generalised golden ratio (M. Roberts 2018, "The Unreasonable Effectiveness of Quasirandom Sequences"); the root of
-`x^(d+1) = x + 1` is the one of d dimensions. Its first n points leave no large gap for any n. Coordinates are the logarithms of sizes. The pairs take turns by
-weight, the one furthest behind its share first, so that a budget may end anywhere.
+Each pair of operator and datatype walks through its space along a Sobol sequence, shifted by the seed, whose first n points leave no large gap for any n
+and lie evenly in every power-of-two part of an axis. Coordinates are the logarithms of sizes. The pairs take turns by weight, the one furthest behind its
+share first, so that a budget may end anywhere.
 """
 
 import heapq
@@ -13,6 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+_BITS = 32
+# Per axis: inner coefficients of the primitive polynomial as bits, and the first direction numbers (Joe and Kuo 2008, SIAM J. Sci. Comput. 30, table of
+# directions for projections of two axes, axes 1 to 5).
+_SOBOL: tuple[tuple[int, tuple[int, ...]], ...] = ((0, ()), (0, (1,)), (1, (1, 3)), (1, (1, 3, 1)), (2, (1, 1, 1)))
 
 Sizes = tuple[tuple[str, int | str], ...]
 
@@ -45,13 +49,32 @@ class Stream(NamedTuple):
 
 
 def quasi_random(count: int, dimensions: int, seed: int | str = 0, start: int = 0) -> NDArray[np.float64]:
-    """Points `start` to `start + count - 1` of the R-sequence in the unit cube, shape (count, dimensions); `seed` shifts it."""
-    ratio = 2.0
-    for _ in range(64):
-        ratio = (1 + ratio) ** (1 / (dimensions + 1))
-    alpha = ratio ** -np.arange(1.0, dimensions + 1)
-    shift = np.random.default_rng(zlib.crc32(str(seed).encode())).random(dimensions)
-    return (shift + np.arange(start + 1, start + count + 1)[:, None] * alpha) % 1.0
+    """Points `start` to `start + count - 1` of the Sobol sequence in the unit cube, shape (count, dimensions); `seed` flips the same bits of all points.
+
+    Raises:
+      ValueError: for more than 5 dimensions, or points beyond 2^32.
+    """
+    if not 0 <= dimensions <= len(_SOBOL) or start + count > 2**_BITS:
+        raise ValueError(f"{dimensions} dimensions and {start + count} points; at most {len(_SOBOL)} and 2**{_BITS} are known.")
+    flipped = np.random.default_rng(zlib.crc32(str(seed).encode())).integers(0, 2**_BITS, dimensions, dtype=np.uint64)
+    index, points = np.arange(start, start + count, dtype=np.uint64), np.empty((count, dimensions))
+    for axis in range(dimensions):
+        bits = np.zeros(count, np.uint64)
+        for place, direction in enumerate(_directions(*_SOBOL[axis])):
+            bits ^= np.where((index >> np.uint64(place)) & np.uint64(1), np.uint64(direction), np.uint64(0))
+        points[:, axis] = (bits ^ flipped[axis]) / 2.0**_BITS
+    return points
+
+
+def _directions(coefficients: int, start: Sequence[int]) -> list[int]:
+    """Direction numbers of one axis, by the recurrence of its primitive polynomial (Bratley and Fox 1988, ACM TOMS algorithm 659)."""
+    odd, degree = list(start), len(start)
+    for at in range(len(odd), _BITS):
+        value = odd[at - degree] ^ (odd[at - degree] << degree) if degree else 1
+        for k in range(1, degree):
+            value ^= ((coefficients >> (degree - 1 - k)) & 1) * (odd[at - k] << k)
+        odd.append(value)
+    return [value << (_BITS - 1 - at) for at, value in enumerate(odd)]
 
 
 def walk(op: str, dtype: str, source: str, dimensions: int, place: Callable[[Sequence[float]], dict[str, int | str]], seed: int) -> Iterator[Case]:

@@ -57,7 +57,7 @@ class Measurement(NamedTuple):
       file: the table.
       rows_before, rows_added: rows it held, and those that this call added.
       by_op: rows in the file per operator.
-      passed_over: cases too slow or too large for the budget, per operator.
+      passed_over: cases too slow or too large for the budget, or that failed, per operator.
       unavailable: operator and datatype -> why the backend does not run it.
       repaired_bytes: of an unfinished last line that was cut off.
       seconds: time it took. [s]
@@ -136,7 +136,7 @@ def measure_kernels(
         on_progress(Progress(run.elapsed(), budget_s, run.added, ""))
     by_op = {op: sum(key[0] == op for key in run.done) for op in OPERATORS}
     counts = {op: count for op, count in by_op.items() if count}
-    return Measurement(str(out), len(table.rows), run.added, counts, run.passed_over, run.unavailable, table.repaired, run.elapsed(), device)
+    return Measurement(str(out), len(table.rows), run.added, counts, run.passed_over, run.unavailable(), table.repaired, run.elapsed(), device)
 
 
 def _streams(ops: Sequence[str] | None, datatypes: Sequence[str] | None, seed: int, backend: str) -> list[Stream]:
@@ -194,7 +194,8 @@ class _Run:
         self.done = {_key(row["op"], row["dtype"], row["kernel_source"], row) for row in table.rows}
         self.added = 0
         self.passed_over: dict[str, int] = {}
-        self.unavailable: dict[str, str] = {}
+        self.rows: dict[str, int] = {}  # of this call, per operator, datatype and source
+        self.failures: dict[str, list[str]] = {}
         self.corrections: dict[str, float] = {}
         flops, moved, made = _RATES.get(device.backend, _RATES["gpu"])
         self.rates = (flops * max(device.num_threads, 1), moved, made)
@@ -205,18 +206,15 @@ class _Run:
     def wanted(self, case: Case) -> bool | None:
         """See `take_turns`. False for every case once the budget is used, so that the streams end."""
         left = self.budget - self.elapsed()
-        if left <= 0 or _pair(case) in self.unavailable:
+        if left <= 0 or len(self.failures.get(_pair(case), [])) > 2 + self.rows.get(_pair(case), 0):
             return False
         if _key(case.op, case.dtype, case.source, dict(case.sizes)) in self.done:
             return None
         operator = OPERATORS[case.op]
         work = operator.build(case)
         allowed = min(self.budget * _SHARES[bool(operator.fixed)], left)
-        affordable = _CALLS * self.expected(case, work) < allowed and 3 * work.bytes_min + work.scratch < self.device.memory_bytes
-        if affordable:
-            of_set, result = _nbytes(jax.eval_shape(work.make, jnp.uint32(0))), work.bytes_min
-            made = of_set * self.sets(of_set, result + work.scratch, work.most_sets)
-            affordable = 2 * of_set + result + work.scratch < self.device.memory_bytes and made / self.rates[2] < allowed
+        held = 2 * (work.bytes_min + work.scratch)
+        affordable = held < self.device.memory_bytes and _CALLS * self.expected(case, work) + held / self.rates[2] < allowed
         if not affordable:
             self.passed_over[case.op] = self.passed_over.get(case.op, 0) + 1
         return affordable
@@ -231,7 +229,7 @@ class _Run:
         return int(min(max(2, min(math.ceil(2 * self.device.cache_bytes / nbytes), room // nbytes)), most))
 
     def measure(self, case: Case) -> None:
-        """Measures one case and adds its row; a case that the backend cannot run is noted instead."""
+        """Measures one case and adds its row; what the backend cannot run is noted instead, and given up after three failures more than rows."""
         work = OPERATORS[case.op].build(case)
         try:
             make, function = jax.jit(work.make), jax.jit(work.run, donate_argnums=(0,) if work.carry else ())
@@ -259,6 +257,7 @@ class _Run:
             }
         )  # fmt: skip
         self.added += 1
+        self.rows[_pair(case)] = self.rows.get(_pair(case), 0) + 1
         self.done.add(_key(case.op, case.dtype, case.source, dict(case.sizes)))
 
     def _filled(self, make: Callable[..., Any], first: Any, count: int, cap: float) -> list[Any]:
@@ -269,11 +268,14 @@ class _Run:
         return sets
 
     def _failed(self, case: Case, error: Exception) -> None:
+        """Some sizes may fail where others run: out of memory, or a width that a kernel does not know."""
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        if "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower():
-            self.passed_over[case.op] = self.passed_over.get(case.op, 0) + 1
-        else:
-            self.unavailable[_pair(case)] = said
+        self.failures.setdefault(_pair(case), []).append(said)
+        self.passed_over[case.op] = self.passed_over.get(case.op, 0) + 1
+
+    def unavailable(self) -> dict[str, str]:
+        """What failed and never ran, and why."""
+        return {pair: said[0] for pair, said in self.failures.items() if not self.rows.get(pair)}
 
 
 def _pair(case: Case) -> str:

@@ -34,7 +34,7 @@ class Work(NamedTuple):
       make: makes one set of its arguments from a number (uint32), to be jitted.
       flops: operations. [FLOP]
       bytes_min: compulsory traffic. [B]
-      scratch: memory that one call needs besides arguments and results. [B]
+      scratch: memory that it needs beyond that traffic, in arguments or while it runs. [B]
       carry: `run` updates its first argument in place and returns the new one first.
       most_sets: sets of inputs to rotate at most; 1 for a whole program, which finds its own state of the last step in the cache in real use too.
     """
@@ -176,7 +176,8 @@ def _table_sizes(u: Point, largest: int) -> dict[str, int | str]:
 def _embedding(case: Case) -> Work:
     tokens, hidden, vocab = case["num_tokens"], case["hidden_size"], case["vocab"]
     make = lambda seed: (uniform(seed, 1, (vocab, hidden), DTYPES[case.dtype]), indices(seed, tokens, vocab))
-    return Work(lambda table, at: jnp.take(table, at, axis=0, mode="clip"), make, 0.0, 2.0 * width(case.dtype) * tokens * hidden + 4.0 * tokens)
+    moved, table = 2.0 * width(case.dtype) * tokens * hidden + 4.0 * tokens, float(width(case.dtype)) * vocab * hidden
+    return Work(lambda table, at: jnp.take(table, at, axis=0, mode="clip"), make, 0.0, moved, table)
 
 
 def _scatter_add(case: Case) -> Work:
