@@ -1,33 +1,12 @@
-"""The families of kernels that can be fitted: for each, its shape, constants, time, bound and features."""
+"""Measured rows of one family of kernels, in the form that is fitted."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...cost.kernel._constants import Prior
-
-
-@dataclass(frozen=True, eq=False)
-class Family:
-    """One family of kernels.
-
-    Attributes:
-      name: as in fitted files.
-      constants: NamedTuple of its constants.
-      priors: of each constant.
-      time: `time(shape, device, constants)`. [s]
-      bound: `bound(shape, device, constants)`, what no such kernel can beat. [s]
-      features: `features(shape, device)`, for the correction.
-    """
-
-    name: str
-    constants: type
-    priors: Mapping[str, Prior]
-    time: Callable[..., Any]
-    bound: Callable[..., Any]
-    features: Callable[..., Any]
+from ...cost.kernel._family import Family as Family
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...cost.kernel._constants import constrain, spreads
-from ...cost.kernel._correction import WEIGHT_SPREAD, bounded, log_factor, num_weights, start_weights
+from ...cost.kernel._constants import constrain
+from ...cost.kernel._correction import bounded, log_factor, start_weights, weight_spreads
 from ._families import Family
 
 SCALE = 0.05
 """Log error beyond which the loss turns from squared to linear; also the noise that the prior is weighed against."""
-SCOUT_ROWS = 700
-BLOCK = 512
+SCOUT_ROWS = 768
+CORRECTION_STARTS = 3
+SIZES = (64, 256, 768, 3072)
+"""Rows are filled up to one of these, or to a multiple of the last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,7 @@ class KernelFit:
     """A fitted library.
 
     Attributes:
-      family: name of the family of kernels.
+      family: which kernels.
       free: unconstrained constants at the mode, shape (constants,).
       weights: of the correction, shape (weights,); empty for none.
       precision: Gauss-Newton Hessian of the negative log posterior over constants and weights.
@@ -48,7 +50,7 @@ class KernelFit:
 
 def predict_log_time(family: Family, vector: Any, shape: Any, device: Any) -> Any:
     """Log time of rows from the vector of unconstrained constants and, after them, weights of the correction."""
-    count = len(family.constants._fields)
+    count = family.size
     constants = constrain(family.constants, family.priors, vector[:count])
     time = family.time(shape, device, constants)
     if vector.shape[0] > count:
@@ -63,13 +65,13 @@ def _loss(residual, weight, move):
 @cache
 def _solver(family: Family, passes: int) -> Callable:
     def run(vector, mean, sd, shape, device, log_time, weight):
-        predict = lambda v: predict_log_time(family, v, shape, device)
-        residual_of = lambda v: predict(v) - log_time
+        residual_of = lambda v: predict_log_time(family, v, shape, device) - log_time
+        slopes = jax.vmap(jax.grad(partial(predict_log_time, family)), in_axes=(None, 0, 0))  # a row's time depends on that row alone
         loss_of = lambda v, r: _loss(r, weight, (v - mean) / sd)
 
         def step(state, _):
             v, r, loss, damping = state
-            jacobian = jax.jacfwd(predict)(v)
+            jacobian = slopes(v, shape, device)
             robust = weight / jnp.sqrt(1 + (r / SCALE) ** 2) / SCALE**2
             precision = (jacobian * robust[:, None]).T @ jacobian + jnp.diag(1 / sd**2)
             slope = jacobian.T @ (robust * r) + (v - mean) / sd**2
@@ -83,29 +85,29 @@ def _solver(family: Family, passes: int) -> Callable:
 
         r = residual_of(vector)
         (v, r, loss, _), _ = jax.lax.scan(step, (vector, r, loss_of(vector, r), jnp.asarray(1e-2)), None, length=passes)
-        jacobian = jax.jacfwd(predict)(v)
+        jacobian = slopes(v, shape, device)
         robust = weight / jnp.sqrt(1 + (r / SCALE) ** 2) / SCALE**2
         return v, loss, (jacobian * robust[:, None]).T @ jacobian + jnp.diag(1 / sd**2)
 
     return jax.jit(jax.vmap(run, in_axes=(0,) + (None,) * 6)), jax.jit(run)
 
 
-def _padded(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers filled up to a multiple of `block`, and weights that are 0 on the filling."""
-    size = -(-len(rows) // block) * block
+def _padded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers filled up to one of few sizes, so that fits share compilations, and weights that are 0 on the filling."""
+    size = next((size for size in SIZES if size >= len(rows)), -(-len(rows) // SIZES[-1]) * SIZES[-1])
     index = np.concatenate([rows, np.repeat(rows[:1], size - len(rows))])
     return index, (np.arange(size) < len(rows)) * 1.0
 
 
 def fit_kernels(
     family: Family, shape: Any, device: Any, log_time: np.ndarray, *, weight: np.ndarray | None = None, mean: np.ndarray | None = None,
-    sd: np.ndarray | None = None, correction: bool = False, starts: int = 4, passes: int = 30, seed: int = 0,
+    sd: np.ndarray | None = None, correction: bool = False, starts: int = 4, passes: int = 30, most: int = 3072, seed: int = 0,
 ) -> KernelFit:  # fmt: skip
     """Fits one library on one chip.
 
     Args:
       family: which kernels.
-      shape: the family's shape, every field of shape (rows,).
+      shape: the family's shape, every field of shape () or (rows,).
       device: the chip, every field of shape () or (rows,).
       log_time: log of measured seconds, shape (rows,).
       weight: of each row; 1 by default.
@@ -113,42 +115,48 @@ def fit_kernels(
       sd: prior standard deviations; by default the family's spreads.
       correction: fit the network too.
       starts: random starts beside the prior's mean.
-      passes: Levenberg-Marquardt steps on all rows.
+      passes: Levenberg-Marquardt steps after the starts; the correction takes twice as many.
+      most: rows to use at most, drawn at random: more of them cost time and say little.
     Raises:
       ValueError: for no rows.
     """
     if len(log_time) == 0:
         raise ValueError("no rows to fit. Give at least one measured kernel.")
-    count, rng = len(family.constants._fields), np.random.default_rng(seed)
-    mean = np.zeros(count) if mean is None else mean
-    sd = spreads(family.constants, family.priors) if sd is None else sd
+    rng = np.random.default_rng(seed)
+    mean = np.zeros(family.size) if mean is None else mean
+    sd = family.spreads() if sd is None else sd
     weight = np.ones(len(log_time)) if weight is None else weight
+    everything = np.arange(len(log_time)) if len(log_time) <= most else np.sort(rng.choice(len(log_time), most, replace=False))
+    scout = everything if len(everything) <= SCOUT_ROWS else rng.choice(everything, SCOUT_ROWS, replace=False)
     with jax.enable_x64(True):
-        device = type(device)(*(np.broadcast_to(np.asarray(x, float), len(log_time)) for x in device))
-        shape = type(shape)(*(np.broadcast_to(np.asarray(x, float), len(log_time)) for x in shape))
+        full = lambda tree: type(tree)(*(np.broadcast_to(np.asarray(x, float), len(log_time)) for x in tree))
         pick = lambda tree, index: type(tree)(*(x[index] for x in tree))
+        shape, device = full(shape), full(device)
 
         def solve(vectors, mean, sd, rows, passes):
-            index, real = _padded(rows, BLOCK)
-            args = (mean, sd, pick(shape, index), pick(device, index), log_time[index], real * weight[index])
+            """Of several starts, the one that ends lowest."""
+            index, real = _padded(rows)
             many, one = _solver(family, passes)
-            return [np.asarray(x) for x in (many(vectors, *args) if vectors.ndim == 2 else one(vectors, *args))]
+            args = (pick(shape, index), pick(device, index), log_time[index], real * weight[index])
+            vector, loss, precision = (np.asarray(x) for x in (many if vectors.ndim == 2 else one)(vectors, mean, sd, *args))
+            if vectors.ndim == 1:
+                return vector, float(loss), precision
+            best = int(np.nanargmin(loss))
+            return vector[best], float(loss[best]), precision[best]
 
-        everything = np.arange(len(log_time))
         vector = mean
         if starts:
-            scout = everything if len(everything) <= SCOUT_ROWS else rng.choice(everything, SCOUT_ROWS, replace=False)
-            noise = rng.normal(size=(starts, count)) * np.minimum(sd, 0.7)
-            vectors, losses, _ = solve(mean + np.concatenate([np.zeros((1, count)), noise]), mean, sd, scout, 20)
-            vector = vectors[int(np.nanargmin(losses))]
+            noise = rng.normal(size=(starts, family.size)) * np.minimum(sd, 0.7)
+            vector = solve(mean + np.concatenate([np.zeros((1, family.size)), noise]), mean, sd, scout, 20)[0]
         vector, loss, precision = solve(vector, mean, sd, everything, passes)
         if correction:
             features = family.features(pick(shape, everything[:1]), pick(device, everything[:1])).shape[-1]
-            wide = np.concatenate([vector, start_weights(features, seed)])
-            mean = np.concatenate([mean, np.zeros(num_weights(features))])
-            sd = np.concatenate([sd, np.full(num_weights(features), WEIGHT_SPREAD)])
-            vector, loss, precision = solve(wide, mean, sd, everything, passes)
-    return KernelFit(family, vector[:count], vector[count:], precision, float(loss))
+            mean = np.concatenate([mean, np.zeros(len(weight_spreads(features)))])
+            sd = np.concatenate([sd, weight_spreads(features)])
+            wide = [np.concatenate([vector, start_weights(features, seed + i)]) for i in range(CORRECTION_STARTS)]
+            vector = solve(np.stack(wide), mean, sd, scout, 20)[0]
+            vector, loss, precision = solve(vector, mean, sd, everything, 2 * passes)
+    return KernelFit(family, vector[: family.size], vector[family.size :], precision, loss)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 MOST = 9.0  # unconstrained numbers beyond this say no more: exp(9) and sigmoid(9) are at the end of their ranges
@@ -48,8 +47,3 @@ def constrain(kind: type[Constants], priors: Mapping[str, Prior], free: Float[Ar
         else:
             values.append(1 + (POWER_MOST - 1) * jax.nn.sigmoid(math.log((prior.start - 1) / (POWER_MOST - prior.start)) + u))
     return kind(*values)
-
-
-def spreads(kind: type[tuple], priors: Mapping[str, Prior]) -> np.ndarray:
-    """Prior standard deviations in the order of the fields of `kind`, shape (constants,)."""
-    return np.array([priors[name].spread for name in kind._fields])  # type: ignore[attr-defined]

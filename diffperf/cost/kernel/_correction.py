@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-WIDTH = 10
+WIDTH = 12
 LIMIT = 0.3
-WEIGHT_SPREAD = 0.4  # prior standard deviation of every weight
+INNER_SPREAD, OUTER_SPREAD = 1.0, 0.3  # prior standard deviations of the weights into and out of the hidden layer
 
 
 class Correction(nn.Module):
@@ -32,8 +32,12 @@ def num_weights(num_features: int) -> int:
 def start_weights(num_features: int, seed: int) -> np.ndarray:
     """Weights to start a fit from: random inside, almost no effect outside."""
     rng = np.random.default_rng(seed)
-    inner = rng.normal(0, 0.8, num_features * WIDTH) / np.sqrt(num_features)
-    return np.concatenate([inner, rng.normal(0, 0.3, WIDTH), rng.normal(0, 0.01, WIDTH)])
+    return np.concatenate([rng.normal(0, INNER_SPREAD, num_features * WIDTH + WIDTH), rng.normal(0, 0.01, WIDTH)])
+
+
+def weight_spreads(num_features: int) -> np.ndarray:
+    """Prior standard deviation of every weight, whose prior mean is 0."""
+    return np.concatenate([np.full(num_features * WIDTH + WIDTH, INNER_SPREAD), np.full(WIDTH, OUTER_SPREAD)])
 
 
 def log_factor(weights: Float[Array, " weights"], features: Float[Array, "*batch features"]) -> Float[Array, " *batch"]:
