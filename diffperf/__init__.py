@@ -16,7 +16,7 @@ _PUBLIC = {
     "workload": ("Transformer", "from_huggingface", "load_model", "model_names", "transformer", "with_seq_len"),
 }
 _ROOM = {name: room for room, names in _PUBLIC.items() for name in names}
-_ROOMS = ("calibrate", "cost", "estimate", "hardware", "io", "parallel", "report", "smooth", "stack", "sweep", "tune", "workload")
+_ROOMS = ("calibrate", "cost", "estimate", "hardware", "io", "measure", "parallel", "report", "smooth", "stack", "sweep", "tune", "workload")
 
 __all__ = sorted(_ROOM)
 

@@ -127,7 +127,7 @@ def _measure(run: Callable[[Callable[[Any], None]], Any], budget: float, out: st
         return
     from ..report._tables import table
 
-    shown = table(f"{result.device.gpu}: rows measured")
+    shown = table(f"{result.device.device}: rows measured")
     shown.add_column("operator", no_wrap=True)
     for name in ("rows in the file", "passed over as too large or slow"):
         shown.add_column(name, justify="right")

@@ -17,9 +17,9 @@ class Device(NamedTuple):
     """The device under measurement and its software.
 
     Attributes:
-      gpu: name of the chip, as the columns of the tables call it, also for a CPU or TPU.
-      device: name that JAX gives the first device.
-      device_kind, backend: as JAX says them, such as `NVIDIA H200`, `gpu`.
+      gpu: name of the chip by which the catalog of hardware finds it: JAX's kind of the device, as `NVIDIA H200`; `cpu` for every CPU.
+      device: the chip's own name; that of the CPU where it is one.
+      device_kind, backend: as JAX says them.
       jax, jaxlib, driver: versions; the driver is empty where there is none.
       num_threads: threads the CPU backend may use; 0 on accelerators.
       cache_bytes: last-level cache, or a bound from above. [B]
@@ -53,11 +53,12 @@ def this_device() -> Device:
 
     device = jax.local_devices()[0]
     cpu = device.platform == "cpu"
-    kind = _cpu_name() if cpu else device.device_kind
+    kind = device.device_kind
+    name = _cpu_name() if cpu else kind
     threads = len(os.sched_getaffinity(0)) if cpu and hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) if cpu else 0
     memory = _free_memory() / 4 if cpu else 0.6 * _device_memory(device)
     cache = _cpu_cache() if cpu else _ACCELERATOR_CACHE
-    return Device(kind, str(device), device.device_kind, device.platform, jax.__version__, jaxlib.version.__version__, _driver(device), threads, cache, memory)
+    return Device(kind, name, kind, device.platform, jax.__version__, jaxlib.version.__version__, _driver(device), threads, cache, memory)
 
 
 def today() -> str:
