@@ -1,4 +1,4 @@
-"""Collective communication. One model today, alpha-beta over tiers; others take the same arguments and stand beside it."""
+"""Collective communication: alpha-beta over tiers, the event view, and NCCL's own tuning model in `diffperf.cost.collective.nccl`."""
 
 from ._alpha_beta import all_gather_time as all_gather_time
 from ._alpha_beta import all_reduce_time as all_reduce_time
@@ -8,3 +8,40 @@ from ._alpha_beta import group_rate as group_rate
 from ._alpha_beta import members_inside as members_inside
 from ._alpha_beta import point_to_point_time as point_to_point_time
 from ._alpha_beta import reduce_scatter_time as reduce_scatter_time
+from ._compression import Selection as Selection
+from ._compression import compress_exposed as compress_exposed
+from ._compression import compressed_time as compressed_time
+from ._multi_path import Rails as Rails
+from ._multi_path import Split as Split
+from ._multi_path import direct_send_time as direct_send_time
+from ._multi_path import multi_path_gain as multi_path_gain
+from ._multi_path import multi_path_time as multi_path_time
+from ._multi_path import proxy_send_time as proxy_send_time
+from ._multi_path import rail_time as rail_time
+from ._multi_path import ring_traffic as ring_traffic
+from ._multi_path import routed_send_time as routed_send_time
+from ._on_chip import cluster_time as cluster_time
+from ._on_chip import cluster_traffic as cluster_traffic
+from ._trees import Tree as Tree
+from ._trees import pack_trees as pack_trees
+from ._trees import packed_time as packed_time
+from ._trees import packing_rate as packing_rate
+from ._chain_time import chain_time as chain_time
+from ._events import EVENT_COLLECTIVES as EVENT_COLLECTIVES
+from ._events import EventGraph as EventGraph
+from ._events import chunk_sizes as chunk_sizes
+from ._events import collective_events as collective_events
+from ._events import event_time as event_time
+from ._events import longest_path as longest_path
+from ._loggops import LogGops as LogGops
+from ._loggops import Rounds as Rounds
+from ._loggops import loggops as loggops
+from ._loggops import loggops_rounds as loggops_rounds
+from ._loggops import loggops_time as loggops_time
+from ._loggops import message_time as message_time
+from ._primitives import PRIMITIVES as PRIMITIVES
+from ._primitives import TABLES as TABLES
+from ._primitives import EventCosts as EventCosts
+from ._primitives import linear_costs as linear_costs
+from ._primitives import measured_costs as measured_costs
+from ._primitives import primitive_times as primitive_times
