@@ -431,7 +431,7 @@ def test_rows_say_how_they_were_made(measured):
         assert number("gbps") == pytest.approx(number("bytes_min") / number("time_us") / 1e3, rel=1e-4)
         assert number("compile_s") > 0 and number("iterations") >= 3 and number("calls_per_sync") == 1
         assert number("rotated_bytes") >= 2 * 4 and row["backend"] == "cpu" and row["jax"] == jax.__version__ and row["num_threads"]
-        assert row["date"].count("-") == 2 and row["framework"] == f"jax {jax.__version__}"
+        assert row["gpu"] == "cpu" and row["device"] and row["date"].count("-") == 2 and row["framework"] == f"jax {jax.__version__}"
 
 
 def test_table_names_no_host_or_user(measured):
@@ -491,6 +491,18 @@ def test_cases_above_the_budget_are_passed_over(tmp_path, monkeypatch):
     monkeypatch.setitem(OPERATORS, "launch", OPERATORS["launch"]._replace(build=slow))
     result = measure_kernels(30.0, tmp_path / "k.csv", ["launch"], ["float32"])
     assert result.rows_added == 0 and result.passed_over == {"launch": 1}
+
+
+def test_costs_are_learned_from_the_table(measured):
+    """A row that took a hundred times the first guess makes the next guess larger; two of them more so."""
+    device = kernels.this_device()
+    table = GrowingTable(measured[0], kernels.COLUMNS, device.columns())
+    fresh = lambda rows: kernels._Run(device, type("T", (), {"rows": rows})(), 60.0, 0.0, 0)
+    row = table.rows[0]
+    pair, counts = f"{row['op']} {row['dtype']} xla", (float(row["flops"]), float(row["bytes_min"]))
+    first = fresh([]).expected(pair, *counts)
+    slow = row | {"time_us": str(first * 100 * 1e6)}
+    assert_allclose([fresh([slow] * n).expected(pair, *counts) for n in (1, 2)], [first * 10, first * 10**1.5], rtol=1e-3)
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan"), float("inf")])

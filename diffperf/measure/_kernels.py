@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ._design import Case, Stream, take_turns, walk
 from ._device import Device, this_device, today
-from ._operators import ALIASES, DTYPES, GROUPS, OPERATORS, Work
+from ._operators import ALIASES, DTYPES, GROUPS, OPERATORS
 from ._table import GrowingTable
 from ._timing import compile_time, time_calls
 
@@ -199,6 +199,9 @@ class _Run:
         self.corrections: dict[str, float] = {}
         flops, moved, made = _RATES.get(device.backend, _RATES["gpu"])
         self.rates = (flops * max(device.num_threads, 1), moved, made)
+        for row in table.rows:
+            pair = f"{row['op']} {row['dtype']} {row['kernel_source']}"
+            self.learn(pair, float(row["flops"]), float(row["bytes_min"]), float(row["time_us"]) * 1e-6)
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.begin
@@ -214,14 +217,18 @@ class _Run:
         work = operator.build(case)
         allowed = min(self.budget * _SHARES[bool(operator.fixed)], left)
         held = 2 * (work.bytes_min + work.scratch)
-        affordable = held < self.device.memory_bytes and _CALLS * self.expected(case, work) + held / self.rates[2] < allowed
+        affordable = held < self.device.memory_bytes and _CALLS * self.expected(_pair(case), work.flops, work.bytes_min) + held / self.rates[2] < allowed
         if not affordable:
             self.passed_over[case.op] = self.passed_over.get(case.op, 0) + 1
         return affordable
 
-    def expected(self, case: Case, work: Work) -> float:
+    def expected(self, pair: str, flops: float, nbytes: float) -> float:
         """Rough time of a call by what its operator has cost so far. [s]"""
-        return self.corrections.get(_pair(case), 1.0) * (_DISPATCH + work.flops / self.rates[0] + work.bytes_min / self.rates[1])
+        return self.corrections.get(pair, 1.0) * (_DISPATCH + flops / self.rates[0] + nbytes / self.rates[1])
+
+    def learn(self, pair: str, flops: float, nbytes: float, took: float) -> None:
+        """Moves that guess half of the way, in the logarithm, towards a measured time [s]."""
+        self.corrections[pair] = self.corrections.get(pair, 1.0) * math.sqrt(max(took / self.expected(pair, flops, nbytes), 0.1))
 
     def sets(self, nbytes: float, other: float, most: int) -> int:
         """Sets of inputs of `nbytes` each: twice the cache in all, but at least two unless `most` is one."""
@@ -244,8 +251,7 @@ class _Run:
         except Exception as error:  # whatever a backend says to what it does not know
             self._failed(case, error)
             return
-        expected = self.expected(case, work)
-        self.corrections[_pair(case)] = self.corrections.get(_pair(case), 1.0) * math.sqrt(max(timing.median / expected, 0.1))
+        self.learn(_pair(case), work.flops, work.bytes_min, timing.median)
         self.table.append(
             {
                 **self.device.columns(), "op": case.op, "framework": f"jax {self.device.jax}", "kernel_source": case.source, "dtype": case.dtype,
