@@ -350,6 +350,14 @@ def test_table_grows_and_is_read_back(tmp_path):
     assert again.rows == [{"device": "X", "version": "1", "m": "3", "note": 'a, "b" c'}] and again.repaired == 0
 
 
+def test_a_table_that_vanished_does_not_come_back_without_header(tmp_path):
+    table = GrowingTable(tmp_path / "t.csv", ("device", "version", "m"), FIXED)
+    (tmp_path / "t.csv").unlink()
+    with pytest.raises(FileNotFoundError):
+        table.append(FIXED | {"m": 1})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("cut", [1, 4, 7])
 def test_unfinished_row_is_cut_off(tmp_path, cut):
     path = tmp_path / "t.csv"

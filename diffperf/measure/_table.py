@@ -58,7 +58,8 @@ class GrowingTable:
         """Adds one row, and hands it to the disk before returning."""
         unknown = set(row) - set(self.columns)
         assert not unknown, f"columns that the table has not: {unknown}"
-        with open(self.path, "ab") as file:
+        with open(self.path, "r+b") as file:  # not "ab": a file that someone removed meanwhile would come back without its header
+            file.seek(0, os.SEEK_END)
             file.write(self._line([_text(row.get(name, "")) for name in self.columns]).encode())
             file.flush()
             os.fsync(file.fileno())
