@@ -1,6 +1,7 @@
 """Several paths, rails, proxies, packed trees, clusters and compression: numbers by hand and from papers, bounds, gradients and edges."""
 
 import functools
+from pathlib import Path
 
 import chex
 import jax
@@ -28,10 +29,13 @@ from diffperf.cost.collective import (
     ring_traffic,
     routed_send_time,
 )
+from diffperf.io import read_topology
 
-quick = settings(deadline=None, max_examples=40, derandomize=True)
+TOPOLOGIES = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "topologies"
+quick = settings(deadline=None, max_examples=30, derandomize=True)
 floats = functools.partial(st.floats, allow_subnormal=False)
 split, rails, gain_of = jax.jit(multi_path_time), jax.jit(rail_time), jax.jit(multi_path_gain)
+cut = jax.jit(packing_rate, static_argnums=1)
 routed_send, proxy_send, exposed = jax.jit(routed_send_time), jax.jit(proxy_send_time), jax.jit(compress_exposed)
 
 
@@ -223,7 +227,7 @@ for a, b, links in ((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3
                                             (np.zeros((3, 3)), 0), (np.diag([1.0, 1.0], 1), 1)])  # fmt: skip
 def test_packings_of_known_graphs(capacity, rate):
     """Edmonds' theorem by hand: cutting off one device of a ring, a complete graph or a chain. Each V100 has 6 links."""
-    assert_allclose(packing_rate(capacity, 0), rate)
+    assert_allclose(cut(capacity, 0), rate)
     trees = pack_trees(capacity, 0)
     assert_allclose(sum(tree.rate for tree in trees), rate, rtol=1e-6)
 
@@ -239,7 +243,7 @@ def test_trees_reach_the_rate_of_maximum_flow(n, seed, root):
     capacity = random.integers(0, 5, (n, n)) * (random.random((n, n)) < 0.7) * (1 - np.eye(n, dtype=int))
     root %= n
     flow = min(maximum_flow(csr_matrix(capacity.astype(np.int32)), root, v).flow_value for v in range(n) if v != root)
-    assert_allclose(packing_rate(capacity, root), flow, rtol=1e-12)
+    assert_allclose(cut(capacity, root), flow, rtol=1e-12)
     trees = pack_trees(capacity.astype(float) * 1e9, root)
     assert_allclose(sum(tree.rate for tree in trees), flow * 1e9, rtol=1e-6)
     used = np.zeros((n, n))
@@ -257,11 +261,10 @@ def test_trees_reach_the_rate_of_maximum_flow(n, seed, root):
 
 def test_gradient_of_the_packing_rate_lies_on_the_smallest_cut():
     capacity = jnp.array(CUBE_MESH) + 0.01 * jnp.arange(64.0).reshape(8, 8) * (CUBE_MESH > 0)
-    gradient = jax.grad(packing_rate)(capacity, 0)
-    rate = packing_rate(capacity, 0)
+    rate, gradient = jax.jit(jax.value_and_grad(packing_rate), static_argnums=1)(capacity, 0)
     assert_allclose(jnp.sum(gradient * capacity), rate, rtol=1e-12)  # 1 on the links of the cut
     assert set(np.unique(gradient)) == {0.0, 1.0}
-    numeric = (packing_rate(capacity.at[0, 1].add(1e-6), 0) - packing_rate(capacity.at[0, 1].add(-1e-6), 0)) / 2e-6
+    numeric = (cut(capacity.at[0, 1].add(1e-6), 0) - cut(capacity.at[0, 1].add(-1e-6), 0)) / 2e-6
     assert_allclose(gradient[0, 1], numeric, atol=1e-6)
     check_gradient(lambda c: packing_rate(c, 0, temperature=0.1), capacity)
     scaled = jax.jit(jax.vmap(lambda k: packing_rate(k * capacity, 0)))(jnp.array([1.0, 2.0]))
@@ -275,6 +278,15 @@ def test_switches_pass_data_on():
     capacity[:4, 4] = capacity[4, :4] = 3
     assert_allclose(packing_rate(capacity, 0, members=(0, 1, 2, 3)), 3)
     assert packing_rate(capacity, 0, members=(0,)) == np.inf  # nobody to send to
+
+
+@pytest.mark.skipif(not TOPOLOGIES.is_dir(), reason="the shared topologies (../shared/data/topologies) are not on this machine")
+@pytest.mark.parametrize("name, rate", [("oci_h100_topo.xml", 18 * 25e9), ("rccl_8p6l_2nic.xml", 6 * 46e9), ("rccl_4p2h.xml", 0.0)])
+def test_rates_of_real_nodes(name, rate):
+    """Every link of a GPU at once: 18 NVLinks to switches, 6 xGMI links to neighbours; two islands of four GPUs have no path between them."""
+    topology = read_topology(TOPOLOGIES / name)
+    _, capacity = topology.capacity()
+    assert_allclose(packing_rate(capacity, 0, members=tuple(range(len(topology.gpus)))), rate, rtol=1e-12)
 
 
 def test_fewer_trees():
@@ -330,10 +342,10 @@ def test_a_compressed_transfer():
 
 def test_only_exposed_transfers_are_compressed():
     start, plain, compressed = jnp.array([0.0, 1.0, 2.0, 3.0]), jnp.array([4.0, 4.0, 4.0, 4.0]), jnp.array([2.0, 2.0, 2.0, 2.0])
-    end, chosen = compress_exposed(start, plain, compressed)
+    end, chosen = exposed(start, plain, compressed)
     assert_allclose(end, 5.0)  # the last stage starts at 3 and takes 2
     assert chosen.tolist() == [0, 0, 1, 1]  # the second ends at 5 uncompressed: not late
-    end, chosen = compress_exposed(start, plain, plain + 1)  # compression that is slower is left alone
+    end, chosen = exposed(start, plain, plain + 1)  # compression that is slower is left alone
     assert end == 7 and chosen.tolist() == [0, 0, 0, 0]
 
 
