@@ -35,6 +35,7 @@ class KernelFit:
       weights: of the correction, shape (weights,); empty for none.
       precision: Gauss-Newton Hessian of the negative log posterior over constants and weights.
       loss: negative log posterior at the mode, robust.
+      noise: robust standard deviation of the residuals, in log time.
     """
 
     family: Family
@@ -42,6 +43,7 @@ class KernelFit:
     weights: np.ndarray
     precision: np.ndarray
     loss: float
+    noise: float
 
     def constants(self) -> Any:
         """The constants as the family's NamedTuple."""
@@ -156,7 +158,9 @@ def fit_kernels(
             wide = [np.concatenate([vector, start_weights(features, seed + i)]) for i in range(CORRECTION_STARTS)]
             vector = solve(np.stack(wide), mean, sd, scout, 20)[0]
             vector, loss, precision = solve(vector, mean, sd, everything, 2 * passes)
-    return KernelFit(family, vector[: family.size], vector[family.size :], precision, loss)
+    fit = KernelFit(family, vector[: family.size], vector[family.size :], precision, loss, 0.0)
+    residual = predict_rows(fit, pick(shape, everything), pick(device, everything)) - log_time[everything]
+    return dataclasses.replace(fit, noise=max(1.48 * float(np.median(np.abs(residual))), 1e-3))
 
 
 @partial(jax.jit, static_argnums=0)

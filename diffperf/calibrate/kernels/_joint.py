@@ -1,0 +1,151 @@
+"""Fits of one family over many chips and libraries together: what they share becomes the prior of each, and of the next chip.
+
+A set is one library on one chip for one datatype. Its unconstrained constants are drawn around the mean of sets like it, with a spread per constant.
+Expectation-maximisation: fit every set under the prior, renew means and spreads from the fits (each with its posterior variance, so a
+constant that a set does not determine neither pulls the mean nor narrows the spread), repeat.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...cost.kernel._device import Device
+from ...cost.kernel._family import Family
+from ...hardware import generation
+from ._fit import KernelFit, fit_kernels
+
+PRIOR_SETS = 2.0
+"""Sets that the family's own prior counts for in a spread; a quarter of that in a mean."""
+ELSEWHERE = (0.1, 0.5, 0.3)
+"""What a set of another generation of chips, of another library and of another datatype counts against one that agrees."""
+LEAST_SPREAD = 0.08
+"""No constant is known better than this between chips."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSet:
+    """Measured kernels of one library on one chip.
+
+    Attributes:
+      chip: catalog name of the system; library and datatype: as in `FamilyRows`.
+      shape: the family's shape, every field of shape (rows,).
+      device: the chip's numbers for the datatype.
+      log_time: log of measured seconds, shape (rows,).
+      group: what stays whole when rows are split, shape (rows,).
+    """
+
+    chip: str
+    library: str
+    datatype: str
+    shape: Any
+    device: Device
+    log_time: np.ndarray
+    group: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.log_time)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Chip, library, datatype."""
+        return self.chip, self.library, self.datatype
+
+    def take(self, which: np.ndarray) -> "KernelSet":
+        """The rows of a mask or of indices."""
+        shape = type(self.shape)(*(x[which] for x in self.shape))
+        return dataclasses.replace(self, shape=shape, log_time=self.log_time[which], group=self.group[which])
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What the sets of a family say about a set not seen.
+
+    Attributes:
+      family: which kernels.
+      keys: chip, library and datatype of each set.
+      free: unconstrained constants of each, shape (sets, constants).
+      said: how much its rows said about each, from 0 (the prior is left as it was) to 1, shape (sets, constants).
+      variance: what is left open, shape (sets, constants).
+    """
+
+    family: Family
+    keys: Sequence[tuple[str, str, str]]
+    free: np.ndarray
+    said: np.ndarray
+    variance: np.ndarray
+
+    def prior(self, chip: str, library: str, datatype: str) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the unconstrained constants of such a set, shape (constants,) each.
+
+        A mean over the sets, in which the family's own prior counts as `PRIOR_SETS`: sets of the same generation of chips, library and
+        datatype count in full, others by the shares in `ELSEWHERE`.
+        """
+        sd0 = self.family.spreads()
+        if not self.keys:
+            return np.zeros(self.family.size), sd0
+        near = np.array([_nearness(key, (chip, library, datatype)) for key in self.keys])[:, None]
+        weight = near / max(near.max(), 1e-9) * self.said
+        mean = (weight * self.free).sum(0) / (PRIOR_SETS / 4 + weight.sum(0))
+        squares = (weight * ((self.free - mean) ** 2 + self.variance)).sum(0)
+        return mean, np.maximum(np.sqrt((PRIOR_SETS * sd0**2 + squares) / (PRIOR_SETS + weight.sum(0))), LEAST_SPREAD)
+
+
+def _nearness(one: tuple[str, str, str], other: tuple[str, str, str]) -> float:
+    same = (generation(one[0]) == generation(other[0]), one[1] == other[1], one[2] == other[2])
+    return float(np.prod([1.0 if equal else share for equal, share in zip(same, ELSEWHERE)]))
+
+
+def share(family: Family, keys: Sequence[tuple[str, str, str]], fits: Sequence[KernelFit], priors: Sequence[tuple[np.ndarray, np.ndarray]]) -> Shared:
+    """What fitted sets share, each fitted under its own prior; a set that the form fits badly against the others says less."""
+    variance = np.stack([np.diag(np.linalg.inv(fit.precision))[: family.size] for fit in fits])
+    noise = np.array([fit.noise for fit in fits])
+    said = np.clip(1 - variance / np.stack([sd**2 for _, sd in priors]), 0.0, 1.0) * np.minimum(np.median(noise) / noise, 1.0)[:, None] ** 2
+    return Shared(family, list(keys), np.stack([fit.free for fit in fits]), said, variance)
+
+
+def fit_jointly(
+    family: Family, sets: Sequence[KernelSet], *, rounds: int = 2, most: int = 768, correction: bool = False, progress: Callable[[int, int], None] | None = None
+) -> tuple[list[KernelFit], Shared]:
+    """Fits every set under what all share.
+
+    Args:
+      family: which kernels.
+      sets: one or more.
+      rounds: expectation-maximisation rounds; the first starts each set several times, the others continue.
+      most: rows per set at most in rounds before the last.
+      correction: fit each set's network in the last round.
+      progress: called with fits done and fits in all.
+    Returns:
+      The fits, in the order of the sets, and what is shared.
+    Raises:
+      ValueError: for no sets, or a set without rows.
+    """
+    if not sets:
+        raise ValueError(f"no measured {family.name} kernels to fit. Give at least one set.")
+    keys = [s.key for s in sets]
+    none = np.zeros((0, family.size))
+    shared = Shared(family, [], none, none, none)
+    fits: list[KernelFit] = []
+    for turn in range(rounds):
+        last, priors = turn == rounds - 1, [shared.prior(*s.key) for s in sets]
+        fits = []
+        for i, (s, (mean, sd)) in enumerate(zip(sets, priors)):
+            fits.append(_fit_set(family, s, mean, sd, correction=correction and last, starts=0 if turn else 3, most=3072 if last else most))
+            if progress:
+                progress(turn * len(sets) + i + 1, rounds * len(sets))
+        shared = share(family, keys, fits, priors)
+    return fits, shared
+
+
+def _fit_set(family: Family, s: KernelSet, mean: np.ndarray, sd: np.ndarray, **options: Any) -> KernelFit:
+    return fit_kernels(family, s.shape, s.device, s.log_time, mean=mean, sd=sd, **options)
+
+
+def adapt(shared: Shared, s: KernelSet, rows: np.ndarray) -> KernelFit:
+    """A new chip's constants from what other chips share and a few of its own rows (none: the shared mean)."""
+    mean, sd = shared.prior(*s.key)
+    if len(rows) == 0:
+        return KernelFit(shared.family, mean, np.zeros(0), np.diag(1 / sd**2), float("nan"), float("nan"))
+    return _fit_set(shared.family, s.take(rows), mean, sd, starts=0)
