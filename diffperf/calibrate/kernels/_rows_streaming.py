@@ -1,0 +1,57 @@
+"""Measured element-wise, normalisation, softmax, reduction and quantisation kernels as rows to fit.
+
+Each kind of kernel of a library has constants of its own: an activation, a residual addition and a norm are different kernels. All sources are benchmarks,
+which find their inputs in the cache where they fit.
+"""
+
+import numpy as np
+
+from ...cost.kernel._streaming import BLOCK, STREAMING_PRIORS, StreamingConstants, StreamingShape, streaming_bound, streaming_features, streaming_kernel_time
+from ...io import KernelTable
+from ._families import Family, FamilyRows
+
+OPERATORS = ("elementwise", "layernorm", "rmsnorm", "softmax", "reduction", "quantize_computescale", "quantize_scale_matrix")
+ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
+# Word of a table for an element-wise kernel -> tensors read and written per element of the output.
+TENSORS = {
+    **dict.fromkeys(("gelu", "relu", "tanh", "silu", "exp", "copy", "scale", "rope", "attn_rope", "elementwise", "hbm_copy", "hbm_mul"), (1.0, 1.0)),
+    **dict.fromkeys(("add", "mul", "swiglu", "mlp_act", "triad", "hbm_add", "hbm_triad"), (2.0, 1.0)),
+}
+BY_TOKEN = ("mlp_act", "attn_rope", "rope", "swiglu")
+"""Element-wise words whose kernels give a block to each token, however long: the gated activation and rotary kernels of serving frameworks."""
+FAMILY = Family("streaming", StreamingConstants, STREAMING_PRIORS, streaming_kernel_time, streaming_bound, streaming_features)
+
+
+def rows(table: KernelTable) -> list[FamilyRows]:
+    """The streaming kernels of a table; groups are (rows, columns) pairs. An empty list where the table has none."""
+    here = np.flatnonzero(np.isin(table.op, OPERATORS))
+    if not len(here):
+        return []
+    part = table.take(here)
+    word = np.where(part.op == "elementwise", part["op_name"], part.op)
+    quantise, scale = np.isin(part.op, ("quantize_computescale", "quantize_scale_matrix")), part.op == "quantize_computescale"
+    element = np.array([ELEMENT_BYTES.get(d, np.nan) for d in part.datatype])
+    element = np.where(quantise, 2.0, element)  # 16-bit activations; the datatype is what they become
+    tensors = np.array([TENSORS.get(w, (1.0, 1.0)) for w in word]).reshape(-1, 2)
+    m, n = part["m"], np.where(quantise, part["k"], np.nan_to_num(part["n"], nan=1.0))
+    flat = (part.op == "elementwise") & ~np.isin(word, BY_TOKEN)
+    columns = np.where(flat, np.minimum(m * n, BLOCK), n)
+    written = np.where(part.op == "reduction", element / n, element * tensors[:, 1])
+    written = np.where(quantise, np.where(scale, 4.0 / n, 1.0), written)
+    shape = StreamingShape(m * n / columns, columns, element * tensors[:, 0], written, np.zeros(len(part)))
+    difference = np.array(["_minus_" in source for source in part.kernel_source])
+    reasons = {
+        "datatype whose elements have no fixed size": np.isnan(element),
+        "scales that this library computes inside another kernel: a difference of two timings near zero": scale & (part.library == "sglang"),
+        "a difference of two kernels' timings, which is no kernel's time (it falls where rows are added)": difference,
+    }
+    keep, left_out = np.ones(len(part), bool), {}
+    for reason, out in reasons.items():
+        if count := int((keep & out).sum()):
+            left_out[reason] = count
+        keep &= ~out
+    at = np.flatnonzero(keep)
+    library = np.array([f"{lib}/{kind}" for lib, kind in zip(part.library[at], word[at])], object)
+    group = np.array([f"{a:.0f}x{b:.0f}" for a, b in zip(m[at], n[at])], object)
+    picked = StreamingShape(*(np.asarray(x)[at] for x in shape))
+    return [FamilyRows(FAMILY, picked, part.datatype[at], library, group, part.time_s[at], here[at], left_out)]
