@@ -13,15 +13,8 @@ import numpy as np
 
 from ...cost.kernel._device import Device
 from ...cost.kernel._family import Family
-from ...hardware import generation
+from ...cost.kernel._shared import Shared
 from ._fit import KernelFit, fit_kernels
-
-PRIOR_SETS = 2.0
-"""Sets that the family's own prior counts for in a spread; a quarter of that in a mean."""
-ELSEWHERE = (0.1, 0.5, 0.3)
-"""What a set of another generation of chips, of another library and of another datatype counts against one that agrees."""
-LEAST_SPREAD = 0.08
-"""No constant is known better than this between chips."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,45 +49,6 @@ class KernelSet:
         """The rows of a mask or of indices."""
         shape = type(self.shape)(*(x[which] for x in self.shape))
         return dataclasses.replace(self, shape=shape, log_time=self.log_time[which], group=self.group[which])
-
-
-@dataclasses.dataclass(frozen=True)
-class Shared:
-    """What the sets of a family say about a set not seen.
-
-    Attributes:
-      family: which kernels.
-      keys: chip, library and datatype of each set.
-      free: unconstrained constants of each, shape (sets, constants).
-      said: how much its rows said about each, from 0 (the prior is left as it was) to 1, shape (sets, constants).
-      variance: what is left open, shape (sets, constants).
-    """
-
-    family: Family
-    keys: Sequence[tuple[str, str, str]]
-    free: np.ndarray
-    said: np.ndarray
-    variance: np.ndarray
-
-    def prior(self, chip: str, library: str, datatype: str) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the unconstrained constants of such a set, shape (constants,) each.
-
-        A mean over the sets, in which the family's own prior counts as `PRIOR_SETS`: sets of the same generation of chips, library and
-        datatype count in full, others by the shares in `ELSEWHERE`.
-        """
-        sd0 = self.family.spreads()
-        if not self.keys:
-            return np.zeros(self.family.size), sd0
-        near = np.array([_nearness(key, (chip, library, datatype)) for key in self.keys])[:, None]
-        weight = near / max(near.max(), 1e-9) * self.said
-        mean = (weight * self.free).sum(0) / (PRIOR_SETS / 4 + weight.sum(0))
-        squares = (weight * ((self.free - mean) ** 2 + self.variance)).sum(0)
-        return mean, np.maximum(np.sqrt((PRIOR_SETS * sd0**2 + squares) / (PRIOR_SETS + weight.sum(0))), LEAST_SPREAD)
-
-
-def _nearness(one: tuple[str, str, str], other: tuple[str, str, str]) -> float:
-    same = (generation(one[0]) == generation(other[0]), one[1] == other[1], one[2] == other[2])
-    return float(np.prod([1.0 if equal else share for equal, share in zip(same, ELSEWHERE)]))
 
 
 def share(family: Family, keys: Sequence[tuple[str, str, str]], fits: Sequence[KernelFit], priors: Sequence[tuple[np.ndarray, np.ndarray]]) -> Shared:

@@ -5,14 +5,13 @@ One family per class of datatype, with the same form and other priors: `MATMUL` 
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from ...cost.kernel._constants import Prior
-from ...cost.kernel._matmul import MATMUL_PRIORS, MatmulConstants, MatmulShape, matmul_features, matmul_kernel_time
+from ...cost.kernel._families import MATMUL, MATMUL_FP32, MATMUL_QUANTISED
+from ...cost.kernel._matmul import MatmulShape
 from ...io import KernelTable
-from ._families import Family, FamilyRows
+from ._families import FamilyRows
 
 OPERATORS = ("matmul", "batched_matmul")
 # Datatype of a row: what is multiplied (which peak counts), bytes per element of A and B, bytes of C where the table does not say.
@@ -32,25 +31,6 @@ DATATYPES: dict[str, tuple[str, float, float, float]] = {
 OUTPUT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 QUANTISING = ("trtllm", "vllm", "sglang")  # inference frameworks, whose timed call takes 16-bit activations
 SEVERAL_KERNELS = ("fp8_block", "int8_weight_only", "int4_weight_only")  # beside the library's plain kernel for the same peak
-
-
-def _bound(shape: MatmulShape, device: Any, constants: MatmulConstants) -> Any:
-    """Arithmetic at the datasheet peak: traffic may all be cached. [s]"""
-    return 2 * shape.batch * shape.m * shape.n * shape.k / device.peak  # type: ignore[operator]
-
-
-def _family(name: str, **priors: Prior) -> Family:
-    return Family(name, MatmulConstants, {**MATMUL_PRIORS, **priors}, matmul_kernel_time, _bound, matmul_features)
-
-
-MATMUL = _family("matmul")
-MATMUL_QUANTISED = _family(
-    "matmul_quantised", launch=Prior(3.7e-6, "positive", 0.6), split_sync=Prior(5e-6, "positive", 1.0), ramp=Prior(300.0, "positive", 1.0),
-    quantise=Prior(2.0, "positive", 0.7),
-)  # fmt: skip
-"""Twice the launches, a deeper pipeline, and a pass over the activations; our fits to fp8, block-scaled fp8 and nvfp4 kernels of three GPUs."""
-MATMUL_FP32 = _family("matmul_fp32", launch=Prior(1e-5, "positive", 1.0))
-"""32-bit sets are timed by events around the call, so the launch is the host's."""
 
 
 def rows(table: KernelTable) -> list[FamilyRows]:

@@ -1,0 +1,52 @@
+"""Fits the kernel libraries that ship with the package: every family over all measured sets of a folder of kernel tables.
+
+    python calibration/fit_kernels.py FOLDER [--family matmul ...]     # the tables of measured kernels; about 20 minutes on two cores for all
+
+Writes `diffperf/cost/kernel/fitted/<family>.json`. The tables themselves are not part of the project; `diffperf import aiconfigurator` makes most of them.
+"""
+
+import argparse
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import diffperf.calibrate.kernels._sets as sets_of
+from diffperf.calibrate.kernels._file import entries, write_kernels_fit
+from diffperf.calibrate.kernels._joint import KernelSet, fit_jointly
+from diffperf.cost.kernel._library import FITTED_DIRECTORY
+from diffperf.io import read_kernels
+
+LEAST_ROWS = 40  # sets with fewer say little about 25 constants
+
+
+def gather(folder: Path) -> tuple[dict, dict[str, list[KernelSet]]]:
+    """Families and their sets of every table in a folder; sets of one chip, library and datatype from several tables are one."""
+    table = read_kernels(sorted(str(p) for p in folder.iterdir() if p.name.endswith((".csv", ".csv.gz", ".parquet"))))
+    families, sets = {}, {}
+    for rows in sets_of.family_rows(table):
+        families[rows.family.name] = rows.family
+        found, lacking = sets_of.kernel_sets(rows, table)
+        sets.setdefault(rows.family.name, []).extend(found)
+        for reason, count in {**rows.left_out, **lacking}.items():
+            print(f"{rows.family.name}: {count} rows left out: {reason}")
+    return families, sets
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--family", action="append")
+    options = parser.parse_args()
+    families, sets = gather(options.folder)
+    for name in options.family or families:
+        start = time.time()
+        used = [s for s in sets[name] if len(s) >= LEAST_ROWS]
+        progress = lambda done, total, name=name: print(f"\r{name}: {done} of {total}", end="", flush=True)
+        fits, shared = fit_jointly(families[name], used, correction=True, progress=progress)
+        meta = dict(rows=sum(map(len, used)), written=time.strftime("%Y-%m-%d"), jax=version("jax"), by="calibration/fit_kernels.py")
+        write_kernels_fit(FITTED_DIRECTORY / f"{name}.json", {name: entries(used, fits, shared)}, meta)
+        print(f"\r{name}: {len(used)} sets, {meta['rows']} rows, {time.time() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
