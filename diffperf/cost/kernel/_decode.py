@@ -74,6 +74,7 @@ class DecodeConstants(NamedTuple):
       near: a processor's streaming bandwidth over its share of memory bandwidth. [1]
       rate: share of the matrix units' peak. [1]
       tile: 0: keys cost one by one; 1: by whole tiles. [1]
+      cut: tiles that a window costs beside those of its keys: its ends are masked. [1]
       extra: further keys' worth of time. [1]
       split_sync: time a split kernel takes longer. [s]
       split_bandwidth: bandwidth at which partial outputs are written and read over memory bandwidth. [1]
@@ -97,6 +98,7 @@ class DecodeConstants(NamedTuple):
     near: ArrayLike
     rate: ArrayLike
     tile: ArrayLike
+    cut: ArrayLike
     extra: ArrayLike
     split_sync: ArrayLike
     split_bandwidth: ArrayLike
@@ -111,7 +113,8 @@ DECODE_PRIORS = {
     "memory": Prior(0.92, "share", 0.5), "cached": Prior(1.15, "positive", 0.4), "cache_share": Prior(0.7, "positive", 0.5),
     "cache_step": Prior(4.0, "positive", 0.5), "overlap": Prior(1.8, "power", 0.5), "group": Prior(20.0, "positive", 0.7),
     "occupancy": Prior(1.1, "positive", 0.4), "block": Prior(1.3e-6, "positive", 0.7), "per_key": Prior(0.55e-9, "positive", 0.5),
-    "near": Prior(5.0, "positive", 0.9), "rate": Prior(0.22, "share", 0.6), "tile": Prior(0.75, "share", 0.8), "extra": Prior(5.0, "positive", 0.6),
+    "near": Prior(5.0, "positive", 0.9), "rate": Prior(0.22, "share", 0.6), "tile": Prior(0.75, "share", 0.8), "cut": Prior(0.5, "positive", 0.5),
+    "extra": Prior(5.0, "positive", 0.6),
     "split_sync": Prior(2.5e-6, "positive", 0.5), "split_bandwidth": Prior(1.0, "positive", 0.7), "even": Prior(0.4, "share", 0.8),
     "alone_block": Prior(0.8, "positive", 0.8), "alone_rate": Prior(1.5, "positive", 0.8), "regroup": Prior(5e-6, "positive", 0.4),
 }  # fmt: skip
@@ -126,6 +129,22 @@ def _tidy(shape: DecodeShape) -> tuple[Array, Any]:
     some = (s.batch > 0) & (s.keys > 0) & (s.heads > 0) & (s.kv_heads > 0) & (s.head_dim > 0) & (s.window > 0) & (s.queries > 0)
     one = lambda x: jnp.where(some, x, 1.0)
     return some, s._replace(**{name: one(getattr(s, name)) for name in ("batch", "keys", "heads", "kv_heads", "head_dim", "window", "queries")})
+
+
+def decode_path(kernel: str, heads: float, kv_heads: float, batch: float, window: float, blackwell: bool) -> tuple[float, float, float]:
+    """`alone`, `whole` and `regroup` of a `DecodeShape`: which path a kernel takes, by rules that its library documents or that its timings show.
+
+    FlashAttention 2 (`mha_varlen_fwd` with one query): query heads of one key head share a block, and keys are split, only where there are several of them
+    and no window; with several sequences and key heads the queries are copied into that order first. TensorRT-LLM (`torch_flow`): groups above 32, and
+    before Blackwell a single query head per key head, fall back to a kernel with one head per block. Others always share and split.
+    """
+    group = heads / kv_heads
+    if kernel == "vllm_flash_attn_fa2":
+        plain = group == 1 or np.isfinite(window)
+        return float(plain), float(plain), float(not plain and kv_heads > 1 and batch > 1)
+    if kernel == "torch_flow":
+        return float(group > 32 or (group == 1 and not blackwell)), 0.0, 0.0
+    return 0.0, 0.0, 0.0
 
 
 def decode_flops(shape: DecodeShape) -> Float[Array, "..."]:
@@ -157,8 +176,7 @@ def decode_kernel_time(shape: DecodeShape, device: Device, constants: DecodeCons
     out = lambda x: si(x)[..., None]  # axes (..., splits)
 
     seen = jnp.minimum(s.keys, s.window)
-    tiles = TILE * (ceil(seen / TILE, temperature) + jnp.where(s.keys > s.window, 0.5, 0.0))  # a window cuts two tiles
-    keys = (1 - c.tile) * seen + c.tile * tiles + c.extra
+    keys = (1 - c.tile) * seen + c.tile * TILE * ceil(seen / TILE, temperature) + TILE * c.cut * jnp.where(s.keys > s.window, 1.0, 0.0) + c.extra
 
     rows = s.queries * s.heads / s.kv_heads  # query rows that share a key head
     fused = maximum(jnp.stack([rows / c.group, jnp.ones_like(rows)], axis=-1), temperature)
