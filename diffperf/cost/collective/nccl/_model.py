@@ -23,7 +23,6 @@ from ._tables import (
     COLLECTIVES,
     COLLNET_CHAIN,
     COLLNET_DIRECT,
-    LL,
     LL128,
     NET,
     NVLINK,
@@ -105,56 +104,51 @@ def _steps(collective: str, group: _Group) -> Array:
     return {"all_reduce": 2 * (group.ranks - 1)}.get(collective, group.ranks - 1 if collective in _GATHERS else group.ranks)
 
 
-def _bandwidth(tuning: Tuning, topology: NcclTopology, collective: str, group: _Group, algorithm: int, protocol: int) -> Array | float:
-    """Algorithm bandwidth of one pair before anything is switched off. [B/s]"""
-    take = lambda table: jnp.asarray(table)[group.generation, group.scale]
-    reduces, gathers, many = collective == "all_reduce", collective in _GATHERS, group.nodes > 1
-    channels, intra, inter = (leaf[algorithm] for leaf in (topology.channels, topology.bandwidth_intra, topology.bandwidth_inter))
+def _rates(tuning: Tuning, topology: NcclTopology, collective: str, group: _Group) -> Array:
+    """Algorithm bandwidth of every pair before anything is switched off, shape (7, 3). [B/s]"""
+    take = lambda table: si(table)[group.generation, group.scale]
+    many = group.nodes > 1
+    channels, intra, inter = topology.channels, topology.bandwidth_intra, topology.bandwidth_inter
     bus = channels * jnp.where(group.nodes <= 2, intra, inter)
     ratio = group.ranks / _steps(collective, group)
-    ll_row = jnp.where(many, (topology.amd_host > 0).astype(int), group.generation)
-    ll_max = jnp.asarray(tuning.ll_max)[ll_row, group.scale]
-    if algorithm == RING:
-        if protocol == LL:
-            share = 0.5 if tuning.ring_ll_half else 0.25 if reduces or collective == "reduce" else jnp.where(many, 1 / 4, 1 / 3)
-            bus = jnp.minimum(ll_max, bus * share)
-        if protocol == LL128:
-            bus = jnp.minimum(bus * jnp.where(group.per_node < 2, tuning.ring_ll128_alone, 0.92), channels * take(tuning.ring_ll128_max))
-        return bus * ratio
-    if algorithm == TREE:
-        if not reduces:
-            return 0.0
-        bus = jnp.minimum(0.92 * bus, channels * take(tuning.tree_max))
-        if protocol == LL:
-            bus = jnp.minimum(bus / 3.8, ll_max)
-        if protocol == LL128:
-            bus = jnp.minimum(bus * jnp.where(many, 120 / 128, 7 / 9), channels * take(tuning.tree_ll128_max))
-        return bus * jnp.where(topology.plain_tree > 0, 0.85, 1.0) / 2
-    if protocol != SIMPLE or not (reduces or gathers):
-        return 0.0
-    if algorithm == COLLNET_DIRECT and reduces:
-        factor = group.per_node / channels
-        factor = factor - (factor - 1) / 2
-        return channels * intra / factor * jnp.where(topology.compute_capability >= 90, 0.85, 1.0) / 2
-    if algorithm == COLLNET_DIRECT:
-        if tuning.gather_capped:
-            return group.per_node * jnp.minimum(intra, 0.9 * inter)
+    ll_max = si(tuning.ll_max)[jnp.where(many, (topology.amd_host > 0).astype(int), group.generation), group.scale]
+    none = jnp.zeros_like(ll_max)
+    rates = [[none] * len(PROTOCOLS) for _ in ALGORITHMS]
+
+    ring = bus[RING]
+    share = 0.5 if tuning.ring_ll_half else 0.25 if collective in ("all_reduce", "reduce") else jnp.where(many, 1 / 4, 1 / 3)
+    wide = jnp.where(group.per_node < 2, tuning.ring_ll128_alone, 0.92)
+    ring_ll128 = jnp.minimum(ring * wide, channels[RING] * take(tuning.ring_ll128_max))
+    rates[RING] = [jnp.minimum(ll_max, ring * share) * ratio, ring_ll128 * ratio, ring * ratio]
+    if collective == "all_reduce":
+        tree = jnp.minimum(0.92 * bus[TREE], channels[TREE] * take(tuning.tree_max))
+        tree_ll128 = jnp.minimum(tree * jnp.where(many, 120 / 128, 7 / 9), channels[TREE] * take(tuning.tree_ll128_max))
+        half = jnp.where(topology.plain_tree > 0, 0.85, 1.0) / 2
+        rates[TREE] = [jnp.minimum(tree / 3.8, ll_max) * half, tree_ll128 * half, tree * half]
+        factor = group.per_node / channels[COLLNET_DIRECT]
+        direct = channels[COLLNET_DIRECT] * intra[COLLNET_DIRECT] / (factor - (factor - 1) / 2)
+        rates[COLLNET_DIRECT][SIMPLE] = direct * jnp.where(topology.compute_capability >= 90, 0.85, 1.0) / 2
+        rates[COLLNET_CHAIN][SIMPLE] = channels[COLLNET_CHAIN] * intra[COLLNET_CHAIN] / 2
+        rates[NVLS_TREE][SIMPLE] = _nvls_rate(tuning, topology, group, NVLS_TREE, True, ratio, take)
+    if collective in _GATHERS:
         weight = (group.per_node - 1) / (8 - 1)
-        return group.per_node * intra * (0.85 * weight + 0.95 * (1 - weight)) if tuning.gather_by_collnet else 0.0
-    if algorithm == COLLNET_CHAIN:
-        return channels * intra / 2 if reduces else 0.0
-    if algorithm == PAT:
-        return 0.75 * bus if gathers and tuning.pat else 0.0
-    if algorithm == NVLS_TREE and not reduces:
-        return 0.0
-    return _nvls_bandwidth(tuning, group, algorithm, reduces, channels, intra, inter, ratio, take)
+        if tuning.gather_capped:
+            rates[COLLNET_DIRECT][SIMPLE] = group.per_node * jnp.minimum(intra[COLLNET_DIRECT], 0.9 * inter[COLLNET_DIRECT])
+        elif tuning.gather_by_collnet:
+            rates[COLLNET_DIRECT][SIMPLE] = group.per_node * intra[COLLNET_DIRECT] * (0.85 * weight + 0.95 * (1 - weight))
+        if tuning.pat:
+            rates[PAT][SIMPLE] = 0.75 * bus[PAT]
+    if collective == "all_reduce" or collective in _GATHERS:
+        rates[NVLS][SIMPLE] = _nvls_rate(tuning, topology, group, NVLS, collective == "all_reduce", ratio, take)
+    return jnp.stack([jnp.stack(row) for row in rates])
 
 
-def _nvls_bandwidth(tuning, group, algorithm, reduces, channels, intra, inter, ratio, take):
+def _nvls_rate(tuning, topology, group, algorithm, reduces, ratio, take):
+    channels, intra, inter = topology.channels[algorithm], topology.bandwidth_intra[algorithm], topology.bandwidth_inter[algorithm]
     tree, few = algorithm == NVLS_TREE, group.nodes <= 2
     others = (group.per_node - 1) / group.per_node
     if not np.isnan(tuning.nvls_efficiency[0]):
-        inside = intra * jnp.asarray(tuning.nvls_efficiency)[group.generation] * (channels - 1) / channels * (2 if reduces else others)
+        inside = intra * si(tuning.nvls_efficiency)[group.generation] * (channels - 1) / channels * (2 if reduces else others)
         rate = jnp.minimum(inside, inter * jnp.where(few, 2.0, 1.0) if tree else inter)
         return channels * (jnp.minimum(rate, take(tuning.nvls_tree_max)) if tree else rate) * ratio
     if tree:
@@ -164,58 +158,48 @@ def _nvls_bandwidth(tuning, group, algorithm, reduces, channels, intra, inter, r
     return channels * jnp.minimum(intra, inter) * 5 / 6
 
 
-def _latency(tuning: Tuning, topology: NcclTopology, collective: str, group: _Group, algorithm: int, protocol: int) -> Array:
-    """Latency of one pair. [s]"""
-    many, hops = group.nodes > 1, tuning.hop_latency
-    by_link = lambda algo: jnp.where(topology.nvlink[algo] > 0, hops[NVLINK, algo, protocol], hops[PCI, algo, protocol])
-    intra = by_link(algorithm)
-    net = hops[NET, algorithm, protocol]
-    inter = jnp.where(group.per_node == 1, hops[NET, TREE, protocol], net) if tuning.tree_hop_alone else net
-    inter = inter + topology.latency_inter[algorithm] * (2 if protocol == SIMPLE else 1)  # once more for the flush
-    base = tuning.base_latency[algorithm, protocol]
-    if algorithm == RING and collective in ("broadcast", "reduce"):
-        hop = jnp.where(many, net, intra)
-        chunk = jnp.where(many, hops[NET, TREE, protocol], by_link(TREE)) if protocol == SIMPLE else hop
-        return base + jnp.where(topology.same_channels > 0, hop, group.ranks * chunk)
-    if algorithm == RING:
-        crossings = group.nodes if collective == "all_reduce" and not tuning.inter_steps_less else group.nodes - 1
-        crossings = jnp.where(many, crossings * (2 if collective == "all_reduce" else 1), 0.0)
-        overhead = jnp.where(many, topology.network_overhead * (3 if protocol == SIMPLE else 1), 0.0)
-        return base + (_steps(collective, group) - crossings) * jnp.maximum(intra, overhead) + crossings * inter
-    if algorithm == TREE:
-        return base + 2 * ((group.local - 1) * intra + group.depth * inter)
-    if algorithm == COLLNET_DIRECT:
-        return base + 2 * (jnp.minimum(1.0, group.local - 1) * intra + (group.local - 1) * 0.4e-6) + inter
-    if algorithm == COLLNET_CHAIN:
-        return base + 2 * (group.local - 1) * intra + inter
-    if algorithm == NVLS:
-        return intra + jnp.where(many, inter, 0.0)
-    if algorithm == NVLS_TREE:
-        return base + intra + 2 * group.depth * inter
-    return base + group.depth * inter / 3.5 + 2.8e-6 * group.ranks
+def _latencies(tuning: Tuning, topology: NcclTopology, collective: str, group: _Group) -> Array:
+    """Latency of every pair, shape (7, 3). [s]"""
+    many, hops, base = group.nodes > 1, si(tuning.hop_latency), si(tuning.base_latency)
+    intra = jnp.where((topology.nvlink > 0)[:, None], hops[NVLINK], hops[PCI])
+    net = jnp.where(group.per_node == 1, hops[NET, TREE], hops[NET]) if tuning.tree_hop_alone else hops[NET]
+    inter = net + topology.latency_inter[:, None] * si([1, 1, 2])  # once more for the flush of Simple
+    inside = group.local - 1
+    rows = [base[a] for a in range(len(ALGORITHMS))]
+    if collective in ("broadcast", "reduce"):
+        hop = jnp.where(many, hops[NET], intra)
+        chunk = jnp.where(jnp.arange(len(PROTOCOLS)) == SIMPLE, hop[TREE], hop[RING])
+        rows[RING] += jnp.where(topology.same_channels > 0, hop[RING], group.ranks * chunk)
+    else:
+        twice = 2 if collective == "all_reduce" else 1
+        crossings = group.nodes if twice == 2 and not tuning.inter_steps_less else group.nodes - 1
+        crossings = jnp.where(many, crossings * twice, 0.0)
+        overhead = jnp.where(many, topology.network_overhead, 0.0) * si([1, 1, 3])
+        rows[RING] += (_steps(collective, group) - crossings) * jnp.maximum(intra[RING], overhead) + crossings * inter[RING]
+    rows[TREE] += 2 * (inside * intra[TREE] + group.depth * inter[TREE])
+    rows[COLLNET_DIRECT] += 2 * (jnp.minimum(1.0, inside) * intra[COLLNET_DIRECT] + inside * 0.4e-6) + inter[COLLNET_DIRECT]
+    rows[COLLNET_CHAIN] += 2 * inside * intra[COLLNET_CHAIN] + inter[COLLNET_CHAIN]
+    rows[NVLS] = intra[NVLS] + jnp.where(many, inter[NVLS], 0.0)
+    rows[NVLS_TREE] += intra[NVLS_TREE] + 2 * group.depth * inter[NVLS_TREE]
+    rows[PAT] += group.depth * inter[PAT] / 3.5 + 2.8e-6 * group.ranks
+    return jnp.stack(rows)
 
 
-def _enabled(tuning: Tuning, topology: NcclTopology, collective: str, group: _Group, algorithm: int, protocol: int) -> Array | bool:
-    """Whether the pair may be chosen, apart from a bandwidth of 0."""
+def _enabled(tuning: Tuning, topology: NcclTopology, collective: str, group: _Group) -> Array:
+    """Whether each pair may be chosen, apart from a bandwidth of 0, shape (7, 3)."""
     many, capability = group.nodes > 1, topology.compute_capability
-    allowed = jnp.asarray(True)
-    if protocol == LL128:
-        on = tuning.ll128_only_on
-        known = jnp.any(jnp.asarray([capability == c for c in on])) if on else capability >= 70
-        allowed = known & (topology.ll128[algorithm] > 0)
+    on = tuning.ll128_only_on
+    known = jnp.any(capability == si(on)) if on else capability >= 70
     collnet = (topology.collnet > 0) & many
-    heads = topology.collnet_heads >= group.per_node if collective in _GATHERS else True
-    if algorithm == COLLNET_DIRECT:
-        return allowed & collnet & (topology.nvswitch > 0) & heads
-    if algorithm == COLLNET_CHAIN:
-        return allowed & collnet
-    if algorithm in (NVLS, NVLS_TREE):
-        wide = topology.channels[algorithm] >= 2 if not np.isnan(tuning.nvls_efficiency[0]) else True
-        allowed = allowed & (topology.nvls > 0) & wide
-        return allowed & many if algorithm == NVLS_TREE else allowed & (~many | (collnet & heads))
-    if algorithm == PAT:
-        return allowed & (group.per_node == 1) & many
-    return allowed
+    heads = collnet & (topology.collnet_heads >= group.per_node) if collective in _GATHERS else collnet
+    nvls = topology.nvls > 0
+    efficient = not np.isnan(tuning.nvls_efficiency[0])
+    wide = topology.channels >= (2 if efficient else 1)
+    always = jnp.asarray(True)
+    algorithms = [always, always, heads & (topology.nvswitch > 0), collnet, nvls & wide[NVLS] & (~many | heads), nvls & wide[NVLS_TREE] & many]
+    algorithms.append((group.per_node == 1) & many)
+    ll128 = (jnp.arange(len(PROTOCOLS)) != LL128) | (known & (topology.ll128 > 0))[:, None]
+    return jnp.stack(algorithms)[:, None] & ll128
 
 
 def nccl_costs(
@@ -244,14 +228,8 @@ def nccl_costs(
     index_of(collective, COLLECTIVES, "collective")
     check_group(ranks, nodes)
     group = _group(topology, ranks, nodes, temperature)
-    grid = [(a, p) for a in range(len(ALGORITHMS)) for p in range(len(PROTOCOLS))]
-    shape = len(ALGORITHMS), len(PROTOCOLS)
-    latency = jnp.stack([_latency(tuning, topology, collective, group, a, p) for a, p in grid]).reshape(shape)
-    rates = []
-    for a, p in grid:
-        rate = _bandwidth(tuning, topology, collective, group, a, p)
-        rates.append(jnp.where(_enabled(tuning, topology, collective, group, a, p), rate, 0.0) if not isinstance(rate, float) else si(rate))
-    return NcclCosts(latency, jnp.stack(rates).reshape(shape))
+    rates = jnp.where(_enabled(tuning, topology, collective, group), _rates(tuning, topology, collective, group), 0.0)
+    return NcclCosts(_latencies(tuning, topology, collective, group), rates)
 
 
 def _correction(tuning: Tuning, nbytes, temperature) -> Array:
@@ -261,7 +239,9 @@ def _correction(tuning: Tuning, nbytes, temperature) -> Array:
     step = smooth_floor(place + 1e-9, temperature)
     inside = (step >= 0) & (step < last + 1)
     at = jnp.clip(step, 0.0, last)
-    factor = jnp.stack([jnp.interp(at, jnp.arange(last + 1.0), jnp.asarray(row)) for row in tuning.tree_correction])
+    low = jnp.minimum(jnp.floor(at), last - 1).astype(int)
+    table = si(tuning.tree_correction)
+    factor = table[:, low] + (at - low) * (table[:, low + 1] - table[:, low])
     return jnp.where(inside, factor, 1.0)
 
 
@@ -300,6 +280,7 @@ def nccl_times(
     """
     tuning = tuning_of(version)
     check_bytes(nbytes)
+    check_channels(1.0 if used_channels is None else used_channels)
     latency, bandwidth = nccl_costs(topology, collective, ranks, nodes, version, temperature)
     nbytes, nodes, size = si(nbytes), si(nodes), jnp.maximum(si(ranks), 2.0)
     enabled = bandwidth > 0
@@ -310,7 +291,6 @@ def nccl_times(
         plateau = smooth.where(margin + 1e-12, jnp.where(topology.compute_capability < 80, 1.9, 1.4), 1.0, temperature)
         latency = latency.at[RING, SIMPLE].multiply(jnp.where(nodes > 1, plateau, 1.0))
     if used_channels is not None:
-        check_channels(used_channels)
         bandwidth = bandwidth * (si(used_channels) / topology.channels)[:, None]
     times = latency + nbytes / jnp.where(enabled, bandwidth, 1.0)
     return jnp.where(enabled, jnp.where(si(ranks) > 1, times, 0.0), jnp.inf)
