@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -591,6 +592,19 @@ def test_collectives_compute_and_are_measured(tmp_path):
         assert float(row["busbw_GBps"]) == pytest.approx(float(row["algbw_GBps"]) * bus_factor(row["op"], int(row["n_ranks"])), rel=1e-4)
     table = read_collectives(path)
     assert len(table) == len(rows) and not [problem for problem in table.problems if "left out" in problem.kind]
+
+
+# What is committed
+
+
+def test_committed_tables_are_read_whole():
+    from diffperf.io import read_collectives
+
+    folder = Path(__file__).resolve().parent.parent / "calibration" / "measured"
+    table, rows = read_kernels(str(folder / "cpu_kernels.csv")), rows_of(folder / "cpu_kernels.csv")
+    assert tuple(rows[0]) == kernels.COLUMNS and len(table) == len(rows) and table.num_rejected == 0
+    assert {row["op"] for row in rows} == set(OPERATORS)
+    assert len(read_collectives(folder / "cpu_collectives.csv")) == len(rows_of(folder / "cpu_collectives.csv"))
 
 
 # Command line
