@@ -245,7 +245,7 @@ def test_gradient_in_every_number_of_the_topology(collective, nbytes, ranks, nod
     shifted = jax.jit(jax.vmap(lambda x: total(*back(x))))
     step = 1e-5 * jnp.eye(len(flat))
     assert_allclose(slopes, (shifted(flat + step) - shifted(flat - step)) / 2e-5, atol=1e-7)
-    assert np.count_nonzero(slopes) > 12  # bandwidths, channels and the latency of several algorithms count
+    assert np.count_nonzero(slopes) > 7  # bandwidths, channels and NIC latency of several algorithms, host time, bytes and used channels
 
 
 @given(log_bytes=st.floats(3, 32), factor=st.floats(1.01, 64), faster=st.floats(1.0, 8), version=st.sampled_from(["2.19", "2.30"]))
