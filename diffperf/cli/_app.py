@@ -2,7 +2,7 @@
 
 import typer
 
-from . import _calibrate, _demo, _import, _measure, _predict, _search, _show
+from . import _calibrate, _collectives, _demo, _import, _kernels, _measure, _predict, _search, _show
 
 app = typer.Typer(
     help="How long will it take? Differentiable, calibrated performance models of ML training: time, memory, energy and cost.",
@@ -29,21 +29,24 @@ for _name, _command in (
     ("explain", _predict.explain),
     ("tune", _search.tune),
     ("sweep", _search.sweep),
+    ("nccl-tests", _collectives.nccl_tests),
     ("show", _show.show),
     ("models", _show.models),
 ):
     app.command(_name)(_command)
-for _name, _command, _help in (
-    ("calibrate", _calibrate.calibrate_runs, "Adapt to your own measurements."),
-    ("validate", _calibrate.validate_runs, "Compare predictions with measurements, refitting nothing."),
+_fits = {"runs": _calibrate.calibrate_runs, "kernels": _kernels.calibrate_kernels, "collectives": _collectives.calibrate_collectives}
+_checks = {"runs": _calibrate.validate_runs, "kernels": _kernels.validate_kernels, "collectives": _collectives.validate_collectives}
+for _name, _help, _commands in (
+    ("calibrate", "Adapt to your own measurements.", _fits),
+    ("validate", "Compare predictions with measurements, refitting nothing.", _checks),
 ):
     _group = typer.Typer(help=_help, no_args_is_help=True)
-    _group.command("runs")(_command)
-    _group.callback()(lambda: None)
+    for _word, _command in _commands.items():
+        _group.command(_word)(_command)
     app.add_typer(_group, name=_name)
 _group = typer.Typer(help="Take measurements from other projects.", no_args_is_help=True)
 _group.command("aiconfigurator")(_import.import_aiconfigurator)
-_group.callback()(lambda: None)
+_group.callback()(lambda: None)  # keeps the word of a group's only command
 app.add_typer(_group, name="import")
 _group = typer.Typer(help="Time this machine.", no_args_is_help=True)
 _group.command("kernels")(_measure.measure_kernels)

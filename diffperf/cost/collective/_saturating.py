@@ -102,6 +102,7 @@ class NetworkConstants(eqx.Module):
       ramp_half: wire time, over the ramp, at which it is about half done. [1]
       ramp_power: exponent of the ramp. [1]
       tree_rate: rate inside a node while a tree crosses it, over the link's bandwidth, without NVLS. [1]
+      nvls: share of the link's bandwidth that in-switch reduction reaches below a tree between nodes; 0 where the switch has none. [1]
     """
 
     bandwidth: Float[Array, ""] = eqx.field(converter=si)
@@ -111,6 +112,7 @@ class NetworkConstants(eqx.Module):
     ramp_half: Float[Array, ""] = eqx.field(converter=si)
     ramp_power: Float[Array, ""] = eqx.field(converter=si)
     tree_rate: Float[Array, ""] = eqx.field(converter=si)
+    nvls: Float[Array, ""] = eqx.field(converter=si)
 
 
 class SourceConstants(eqx.Module):
@@ -258,7 +260,9 @@ def _wire(operation: Operation, algorithm: Algorithm, constants: CollectiveConst
     nvls = jnp.where(has_nvls, size * (1 + 1 / n) / multicast, jnp.inf)
     far_ring = moved / _series(node.bandwidth, nic)
     lane = 2 * size / (network.tree_rate * node.bandwidth)
-    lane = jnp.where(has_nvls, size / node.bandwidth * jnp.minimum(2 * (p - 1) / p, (1 + 1 / p) * node.bandwidth / multicast), lane)
+    tree_nvls = network.nvls > 0
+    cast = (1 + 1 / p) / jnp.where(tree_nvls, network.nvls, 1.0)
+    lane = jnp.where(tree_nvls, size / node.bandwidth * jnp.minimum(2 * (p - 1) / p, cast), lane)
     far_tree = constants.source.tree * smooth.pnorm(lane, 2 * size * (nodes - 1) / nodes / nic, 6.0)
     if algorithm == "ring":
         return jnp.where(many, far_ring, ring)

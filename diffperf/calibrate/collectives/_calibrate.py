@@ -1,0 +1,143 @@
+"""`calibrate collectives`: the constants of a user's links, from the user's own logs, with intervals.
+
+Logs of one system, NIC rate and network are fitted together: node and network constants are shared, and each log has a floor and three factors of its own,
+so that what a library version or a way of timing adds is not taken for the links'. Intervals are those of the Laplace approximation at the mode.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...io import CollectiveTable, read_collectives, write_atomic
+from .._evaluate import error_summary
+from ._design import fit_design, predict_design
+from ._levels import log_design
+from ._predict import ROW_NOISE, Z80, Prepared, prepare_collectives
+from ._priors import prior_of, shipped
+from ._settings import Setting
+from ._vector import INDEX
+
+LEARNED = 0.7
+"""A constant counts as learned when its width fell below this share of the prior's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveFit:
+    """The fit of one system and network.
+
+    Attributes:
+      setting: of its first log.
+      logs: names of its logs.
+      constants: each with `name`, `prior`, `value`, `low`, `high` (80%), `learned`; SI units.
+      floors: least time of the host, by log. [s]
+      before, after: errors of the shipped fit and of this one on these rows; medians, means, p90 and bias as fractions.
+      rows: number of rows.
+      sd: predictive standard deviation of the log time, mean over the rows.
+    """
+
+    setting: Setting
+    logs: tuple[str, ...]
+    constants: tuple[dict[str, Any], ...]
+    floors: dict[str, float]
+    before: dict[str, float]
+    after: dict[str, float]
+    rows: int
+    sd: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveCalibration:
+    """What `calibrate collectives` found.
+
+    Attributes:
+      fits: one per system and network.
+      skipped: reason -> rows.
+      document: the constants in the form of the shipped fit, for `validate_collectives(fit=...)`.
+    """
+
+    fits: tuple[CollectiveFit, ...]
+    skipped: dict[str, int]
+    document: dict[str, Any]
+
+    def write(self, path: str) -> None:
+        """Writes `document` as JSON."""
+        import json
+
+        write_atomic(path, json.dumps(self.document, indent=1) + "\n")
+
+
+def calibrate_collectives(
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | CollectiveTable, *, system: str = "", library: str = ""
+) -> CollectiveCalibration:
+    """Fits links and network to measured collectives.
+
+    Args:
+      files: paths for `read_collectives`, or a table.
+      system: catalog name, where the files do not name the accelerator.
+      library: library and version, such as "NCCL 2.8.4", where the files do not say.
+    Raises:
+      CollectiveFileError: for a file that is no table of collectives.
+      ValueError: for an unknown system, or when no row can be modelled.
+    """
+    table = files if isinstance(files, CollectiveTable) else read_collectives(files)
+    prepared = prepare_collectives(table, system, library)
+    if not len(prepared.rows):
+        raise ValueError(f"calibrate_collectives: no row can be fitted: {'; '.join(prepared.skipped) or 'the files have no rows'}")
+    groups: dict[tuple, list[int]] = {}
+    for k, setting in enumerate(prepared.settings):
+        groups.setdefault((setting.system, setting.nic_bandwidth / setting.ranks_per_node, setting.fabric, setting.bridge), []).append(k)
+    document = {key: dict(value) for key, value in shipped().items() if isinstance(value, dict)}
+    fits = []
+    for logs in groups.values():
+        fit, entry = _fit_group(prepared, logs)
+        fits.append(fit)
+        _merge(document, fit.setting, entry)
+    return CollectiveCalibration(tuple(fits), prepared.skipped, document)
+
+
+def _fit_group(prepared: Prepared, logs: Sequence[int]) -> tuple[CollectiveFit, dict[str, list[float]]]:
+    rows = prepared.rows.take(np.isin(prepared.rows.log, logs))
+    rows.log[:] = np.searchsorted(logs, rows.log)
+    settings = [prepared.settings[k] for k in logs]
+    graph = ["aiconfigurator" in prepared.sources[k] for k in logs]  # timed in CUDA graphs: no floor
+    design = log_design(settings, graph)
+    zero = np.zeros(len(design.names))
+    before = error_summary(predict_design(rows, design, zero)[0], rows.log_time)
+    mode = fit_design(rows, design)
+    covariance = np.linalg.inv(mode.precision)
+    value, gradient = predict_design(rows, design, mode.parameters)
+    sd = np.sqrt(np.einsum("ij,jk,ik->i", gradient, covariance, gradient) + ROW_NOISE**2)
+    width = np.sqrt(np.diag(covariance))
+    constants, floors, entry = [], {}, {}
+    for name, move, after, prior in zip(design.names, mode.parameters, width, design.width, strict=True):
+        if name.startswith("log"):
+            k, leaf = int(name.split(".")[0][3:]), name.split(".")[1]
+            base = design.base[k, INDEX[f"source.{leaf}"]]
+            shown = f"{prepared.names[logs[k]]}: {leaf}"
+            if leaf == "floor" and after < LEARNED * prior:
+                floors[prepared.names[logs[k]]] = float(np.exp(base + move))
+        else:
+            base, shown = design.base[0, INDEX[name]], name
+            entry[name] = [float(np.exp(base + move)), float(after)]
+        constants.append(dict(
+            name=shown, prior=float(np.exp(base)), value=float(np.exp(base + move)), low=float(np.exp(base + move - Z80 * after)),
+            high=float(np.exp(base + move + Z80 * after)), learned=bool(after < LEARNED * prior),
+        ))  # fmt: skip
+    names = tuple(prepared.names[k] for k in logs)
+    fit = CollectiveFit(settings[0], names, tuple(constants), floors, before, error_summary(value, rows.log_time), len(rows), float(sd.mean()))
+    return fit, entry
+
+
+def _merge(document: dict[str, Any], setting: Setting, entry: dict[str, list[float]]) -> None:
+    mean, _, _ = prior_of(setting)
+    node = {name.removeprefix("node."): pair for name, pair in entry.items() if name.startswith("node.")}
+    network = {name.removeprefix("network."): pair for name, pair in entry.items() if name.startswith("network.") and name != "network.hop"}
+    systems = dict(document.get("systems", {}))
+    systems[setting.system] = {"link": [float(np.exp(mean[INDEX["node.bandwidth"]])), 0.0]} | systems.get(setting.system, {}) | node
+    document["systems"] = systems
+    document["network"] = dict(document.get("network", {})) | network
+    if "network.hop" in entry:
+        document["fabrics"] = dict(document.get("fabrics", {})) | {setting.fabric: entry["network.hop"]}
