@@ -1,4 +1,5 @@
 """Readers of measured data and writers of results. They give plain tables and know no model."""
+from ._chrome_trace import ChromeTrace as ChromeTrace, Counter as Counter, Slice as Slice, write_chrome_trace as write_chrome_trace
 from ._collective_table import (
     CollectiveFileError as CollectiveFileError,
     CollectiveTable as CollectiveTable,

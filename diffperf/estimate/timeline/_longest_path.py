@@ -1,0 +1,108 @@
+"""When each task ends: the longest path to it, as one scan over the topological order, differentiable in the durations.
+
+Exact: `finish = duration + max(finish of predecessors)`. The derivative of a finish time is 1 for every task on the critical path to it
+and 0 for all others. At a tie the path goes through the predecessor named first (the one of its own stream), and of tasks that end last
+together through the first in the graph: one element of the subdifferential, not their mean, so the gradient is always one path.
+
+Relaxed: the maximum becomes `tau * logsumexp(. / tau)`, so the makespan becomes `tau log(sum over all paths of exp(length / tau))`, with
+`tau` = temperature x mean duration. It errs high, by at most `tau log(number of paths)`, and every path gets a part of the gradient.
+A graph has very many paths: keep the temperature below about 0.1.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Real
+
+from ..._arrays import si
+from ._graph import TaskGraph
+
+
+def finish_times(graph: TaskGraph, durations: Real[ArrayLike, " tasks"], temperature: Real[ArrayLike, ""] = 0.0) -> Float[Array, " tasks"]:
+    """When each task ends, counted from the start of the step. [s]
+
+    Args:
+      durations: at least 0, in the order of `graph.tasks`; not checked here, as they may be traced (`Timeline` checks plain numbers). [s]
+      temperature: 0 for exact, also when traced; above it relaxed. [1]
+    """
+    durations = si(durations)
+    by_row = jnp.zeros(graph.before.shape[0], durations.dtype).at[graph.row].set(durations)
+    before = jnp.asarray(graph.before)
+    if isinstance(temperature, (int, float)) and temperature == 0:
+        return _exact(before, by_row)[graph.row]
+    tau = si(temperature) * jnp.mean(durations)
+    relaxed = _relaxed(before, by_row, jnp.where(tau > 0, tau, 1.0))
+    return jnp.where(tau > 0, relaxed, _exact(before, by_row))[graph.row]
+
+
+def makespan(graph: TaskGraph, durations: Real[ArrayLike, " tasks"], temperature: Real[ArrayLike, ""] = 0.0) -> Float[Array, ""]:
+    """When the last task ends; its gradient in `durations` is the critical path, 1 on it and 0 off it. Arguments as `finish_times`. [s]"""
+    durations = si(durations)
+    ends = finish_times(graph, durations, temperature)[graph.sinks]
+    last = ends[jnp.argmax(ends)]  # of equals the first, where the gradient of max would share between them
+    if isinstance(temperature, (int, float)) and temperature == 0:
+        return last
+    tau = si(temperature) * jnp.mean(durations)
+    safe = jnp.where(tau > 0, tau, 1.0)
+    return jnp.where(tau > 0, safe * jax.nn.logsumexp(ends / safe), last)
+
+
+def critical_tasks(graph: TaskGraph, durations: Real[ArrayLike, " tasks"]) -> np.ndarray:
+    """Indices of the tasks on the critical path, first to last; each starts when the one before it ends."""
+    d = np.asarray(durations, float)
+    ends = np.asarray(finish_times(graph, d))
+    waits: dict[int, list[int]] = {}
+    for j, i in graph.edges.array:
+        waits.setdefault(int(i), []).append(int(j))
+    at = int(np.asarray(graph.sinks)[np.argmax(ends[np.asarray(graph.sinks)])])
+    path = [at]
+    while at in waits:
+        at = max(waits[at], key=lambda j: ends[j])  # the first of equals, as argmax
+        path.append(at)
+    return np.array(path[::-1])
+
+
+def _scan(before, by_row, join):
+    """Slots after all rows: 0 for the start, the end of each row, -inf for "nothing"."""
+    rows = by_row.shape[0]
+    slots = jnp.zeros(rows + 2, by_row.dtype).at[rows + 1].set(-jnp.inf)
+
+    def step(slots, row):
+        i, some, duration = row
+        end = join(slots[some]) + duration
+        return lax.dynamic_update_index_in_dim(slots, end, i + 1, 0), None
+
+    return lax.scan(step, slots, (jnp.arange(rows), before, by_row))[0]
+
+
+@jax.custom_jvp
+@jax.jit
+def _exact(before, by_row):
+    return _scan(before, by_row, jnp.max)[1:-1]
+
+
+@_exact.defjvp
+def _exact_jvp(primals, tangents):
+    before, by_row = primals
+    ends = _exact(before, by_row)
+    return ends, _along_path(before, ends, tangents[1])
+
+
+@jax.jit
+def _along_path(before, ends, values):
+    """Sum of `values` of the rows on the critical path to each row, by pointer doubling; linear in `values`."""
+    rows = values.shape[0]
+    slots = jnp.concatenate([jnp.zeros(1), ends, jnp.full(1, -jnp.inf)])
+    critical = jnp.take_along_axis(before, jnp.argmax(slots[before], axis=1)[:, None], axis=1)[:, 0]
+    pointer = jnp.concatenate([jnp.zeros(1, critical.dtype), critical])
+    total = jnp.concatenate([jnp.zeros(1, values.dtype), values])
+    for _ in range(rows.bit_length()):
+        total, pointer = total + total[pointer], pointer[pointer]
+    return total[1:]
+
+
+@jax.jit
+def _relaxed(before, by_row, tau):
+    return tau * _scan(before, by_row / tau, jax.nn.logsumexp)[1:-1]
