@@ -10,9 +10,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-import diffperf.calibrate.kernels._sets as sets_of
 from diffperf.calibrate.kernels._file import entries, write_kernels_fit
 from diffperf.calibrate.kernels._joint import KernelSet, fit_jointly
+from diffperf.calibrate.kernels._sets import place
 from diffperf.cost.kernel._library import FITTED_DIRECTORY
 from diffperf.io import read_kernels
 
@@ -20,15 +20,15 @@ LEAST_ROWS = 40  # sets with fewer say little about 25 constants
 
 
 def gather(folder: Path) -> tuple[dict, dict[str, list[KernelSet]]]:
-    """Families and their sets of every table in a folder; sets of one chip, library and datatype from several tables are one."""
+    """Families and their sets of every table in a folder."""
     table = read_kernels(sorted(str(p) for p in folder.iterdir() if p.name.endswith((".csv", ".csv.gz", ".parquet"))))
+    placed, skipped = place(table)
+    for reason, count in skipped.most_common():
+        print(f"{count} rows left out: {reason}")
     families, sets = {}, {}
-    for rows in sets_of.family_rows(table):
-        families[rows.family.name] = rows.family
-        found, lacking = sets_of.kernel_sets(rows, table)
-        sets.setdefault(rows.family.name, []).extend(found)
-        for reason, count in {**rows.left_out, **lacking}.items():
-            print(f"{rows.family.name}: {count} rows left out: {reason}")
+    for one in placed:
+        families[one.rows.family.name] = one.rows.family
+        sets.setdefault(one.rows.family.name, []).append(one.kernels)
     return families, sets
 
 

@@ -65,7 +65,7 @@ def _loss(residual, weight, move):
 
 
 @cache
-def _solver(family: Family, passes: int) -> Callable:
+def _solver(family: Family, passes: int) -> tuple[Callable, Callable]:
     def run(vector, mean, sd, shape, device, log_time, weight):
         residual_of = lambda v: predict_log_time(family, v, shape, device) - log_time
         slopes = jax.vmap(jax.grad(partial(predict_log_time, family)), in_axes=(None, 0, 0))  # a row's time depends on that row alone
@@ -139,8 +139,9 @@ def fit_kernels(
             """Of several starts, the one that ends lowest."""
             index, real = _padded(rows)
             many, one = _solver(family, passes)
+            run: Any = many if vectors.ndim == 2 else one
             args = (pick(shape, index), pick(device, index), log_time[index], real * weight[index])
-            vector, loss, precision = (np.asarray(x) for x in (many if vectors.ndim == 2 else one)(vectors, mean, sd, *args))
+            vector, loss, precision = (np.asarray(x) for x in run(vectors, mean, sd, *args))
             if vectors.ndim == 1:
                 return vector, float(loss), precision
             best = int(np.nanargmin(loss))
@@ -168,8 +169,29 @@ def _predict(family, vector, shape, device):
     return predict_log_time(family, vector, shape, device)
 
 
+@partial(jax.jit, static_argnums=0)
+def _slopes(family, vector, shape, device):
+    return jax.vmap(jax.grad(partial(predict_log_time, family)), in_axes=(None, 0, 0))(vector, shape, device)
+
+
+def _in_blocks(compiled: Callable, fit: KernelFit, shape: Any, device: Any) -> np.ndarray:
+    """Applies a function of rows block by block, so that tables of any length share few compilations."""
+    fields = np.broadcast_arrays(*(np.asarray(x, float) for x in (*shape, *device)))
+    rows, vector, out = len(fields[0]), np.concatenate([fit.free, fit.weights]), []
+    with jax.enable_x64(True):
+        for start in range(0, rows, SIZES[-1]):
+            index, _ = _padded(np.arange(start, min(start + SIZES[-1], rows)))
+            part = [x[index] for x in fields]
+            result = compiled(fit.family, vector, type(shape)(*part[: len(shape)]), type(device)(*part[len(shape) :]))
+            out.append(np.asarray(result)[: rows - start])
+    return np.concatenate(out)
+
+
 def predict_rows(fit: KernelFit, shape: Any, device: Any) -> np.ndarray:
     """Predicted log seconds of rows, shape (rows,); float64."""
-    with jax.enable_x64(True):
-        tidy = lambda tree: type(tree)(*(np.asarray(x, float) for x in tree))
-        return np.asarray(_predict(fit.family, np.concatenate([fit.free, fit.weights]), tidy(shape), tidy(device)))
+    return _in_blocks(_predict, fit, shape, device)
+
+
+def slopes_of_rows(fit: KernelFit, shape: Any, device: Any) -> np.ndarray:
+    """Gradient of each row's log time in the unconstrained constants, shape (rows, constants); float64."""
+    return _in_blocks(_slopes, fit, shape, device)[:, : fit.family.size]

@@ -5,7 +5,7 @@ from typing import Any
 from ._constants import Prior
 from ._device import Device
 from ._family import Family
-from ._matmul import MATMUL_PRIORS, MatmulConstants, MatmulShape, matmul_features, matmul_kernel_time
+from ._matmul import MATMUL_PRIORS, MatmulConstants, MatmulShape, matmul_bound, matmul_features, matmul_kernel_time
 
 
 def _arithmetic(shape: MatmulShape, device: Device, constants: MatmulConstants) -> Any:
@@ -14,7 +14,7 @@ def _arithmetic(shape: MatmulShape, device: Device, constants: MatmulConstants) 
 
 
 def _matmul(name: str, **priors: Prior) -> Family:
-    return Family(name, MatmulConstants, {**MATMUL_PRIORS, **priors}, matmul_kernel_time, _arithmetic, matmul_features)
+    return Family(name, MatmulConstants, {**MATMUL_PRIORS, **priors}, matmul_kernel_time, _arithmetic, matmul_features, matmul_bound)
 
 
 MATMUL = _matmul("matmul")

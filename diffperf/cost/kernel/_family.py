@@ -19,6 +19,7 @@ class Family:
       priors: of each constant.
       time: `time(shape, device, constants)`. [s]
       bound: `bound(shape, device, constants)`, what no such kernel can beat. [s]
+      roofline: `roofline(shape, device)`: arithmetic at the datasheet peak or compulsory traffic at the datasheet bandwidth. [s]
       features: `features(shape, device)`, for the correction, shape (..., features).
     """
 
@@ -28,6 +29,7 @@ class Family:
     time: Callable[..., Any]
     bound: Callable[..., Any]
     features: Callable[..., Any]
+    roofline: Callable[..., Any] = lambda shape, device: 0.0  # every family gives its own
 
     @property
     def size(self) -> int:

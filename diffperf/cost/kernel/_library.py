@@ -65,6 +65,11 @@ class Fitted:
         table = lambda name: np.array([e[name] for e in entries], float).reshape(len(entries), family.size)
         self.shared = Shared(family, list(self.entries), table("free"), table("said"), table("variance"))
 
+    def noise(self, datatype: str) -> float:
+        """What the form usually leaves, in log time. [1]"""
+        of = [e["noise"] for e in self.entries.values() if e["datatype"] == datatype] or [e["noise"] for e in self.entries.values()]
+        return float(np.median(of)) if of else 0.2
+
     def library(self, chip: str, library: str | None, datatype: str, correction: bool) -> KernelLibrary:
         """The set itself where it was measured, else what sets like it say."""
         if library is None:  # the one with most rows, on this chip or elsewhere
@@ -77,7 +82,7 @@ class Fitted:
             source, known = f"fit to {entry['rows']} measured kernels of {library} on {chip}, {datatype}", np.zeros(self.family.size)
             return KernelLibrary(_constants(self.family, entry["free"]), np.array(weights, float), entry["noise"], known, self.family, source)
         mean, spread = self.shared.prior(chip, str(library), datatype)
-        noise = float(np.median([e["noise"] for e in self.entries.values()])) if self.entries else 0.2
+        noise = self.noise(datatype)
         source = f"no measurement of {library or 'any library'} on {chip}, {datatype}: mean of {len(self.entries)} sets, those like it first"
         return KernelLibrary(_constants(self.family, mean), np.zeros(0), noise, spread, self.family, source)
 

@@ -1,0 +1,147 @@
+"""`calibrate kernels`: fit measured kernels of a chip. `validate kernels`: compare kernel libraries with measured kernels, refitting nothing."""
+
+from typing import Annotated, Any
+
+import typer
+
+from ._calibrate import check_target
+from ._show import JSON
+
+FILES = Annotated[list[str], typer.Argument(metavar="FILE...", help="Measured kernels, .csv, .csv.gz or .parquet.", show_default=False)]
+SYSTEM = Annotated[str | None, typer.Option("--system", metavar="TOML", help="The chip, for GPUs that are not in the catalog.")]
+NO_CORRECTION = Annotated[bool, typer.Option("--no-correction", help="Closed forms only, without the fitted networks.")]
+
+
+def calibrate_kernels(
+    files: FILES,
+    system: SYSTEM = None,
+    no_correction: NO_CORRECTION = False,
+    out: Annotated[str | None, typer.Option("--out", metavar="JSON", help="Write the fitted libraries, for `validate kernels --kernels JSON`.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Fit kernel libraries to your own measurements: error on shapes held out, before and after, and what was learned."""
+    from rich.progress import Progress
+
+    from . import _output
+
+    if out is not None:
+        check_target(out, ".json")
+    _output.start()
+    from ..io import read_kernels
+
+    table = read_kernels(list(files))
+    remarks(table)
+    from ..calibrate import kernels
+
+    with Progress(console=_output.err(), transient=True) as bar:
+        task = bar.add_task("fitting", total=None)
+        report = kernels.calibrate_kernels(
+            table, system=system, correction=not no_correction, progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    if out is not None:
+        report.write(out)
+    if as_json:
+        _output.print_json({"sets": report.sets, "skipped": report.skipped, "file": out})
+        return
+    console = _output.out()
+    console.print(_sets_table(report.sets))
+    for one in report.sets[:3]:
+        learned = sorted(one["determined"], key=lambda name: -one["determined"][name])
+        text = ", ".join(f"{name} {one['constants'][name]:.3g}" for name in learned if one["determined"][name] > 0.5)
+        console.print(f"{one['library']} {one['datatype']} {'/'.join(one['ops'])} determine: {text or 'no constant alone'}", markup=False, style="dim")
+    print_skipped(report.skipped)
+    if out is not None:
+        console.print(f"wrote {out}; use it with validate kernels --kernels {out}", markup=False)
+
+
+def validate_kernels(
+    files: FILES,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="Write the result as JSON to OUT; - for stdout.")] = None,
+    kernels: Annotated[str | None, typer.Option("--kernels", metavar="JSON", help="Libraries written by `calibrate kernels`, in place of the shipped.")] = None,
+    system: SYSTEM = None,
+    no_correction: NO_CORRECTION = False,
+) -> None:
+    """Score kernel libraries on measured kernels, beside the plain roofline; nothing is refitted."""
+    from . import _output
+
+    if json_out not in (None, "-"):
+        check_target(str(json_out))
+    _output.start()
+    from ..io import read_kernels, write_atomic
+
+    table = read_kernels(list(files))
+    remarks(table)
+    from ..calibrate.kernels import validate_kernels as validate
+
+    result = validate(table, fitted=kernels, system=system, correction=not no_correction)
+    document = as_document(result)
+    if json_out == "-":
+        _output.print_json(document)
+        return
+    if json_out is not None:
+        write_atomic(json_out, _output.json_text(document) + "\n")
+    _print_validation(result)
+    if json_out is not None:
+        _output.note(f"wrote {json_out}")
+
+
+def as_document(result: dict[str, Any]) -> dict[str, Any]:
+    """The agreed keys of a validation, as `validate runs` writes them."""
+    score = lambda item: {name: item[name] for name in ("median", "mean", "p90", "bias")}
+    groups = [{"group": g["group"], "n": g["n"], **score(g), "baseline": score(g["baseline"])} for g in result["groups"]]
+    rows = [{name: row[name] for name in ("id", "measured_s", "predicted_s", "low_s", "high_s")} for row in result["rows"]]
+    counts = {name: result[name] for name in ("n_rows", "n_modelled", "skipped")}
+    return {**counts, "error": score(result["error"]), "baseline": score(result["baseline"]), "groups": groups, "rows": rows}
+
+
+def remarks(table: Any) -> None:
+    """What the reader did not use or had to guess, on stderr."""
+    from . import _output
+
+    for line in table.remarks:
+        _output.note(line)
+
+
+def print_skipped(skipped: Any) -> None:
+    """Rows left out, and why, on stderr."""
+    from . import _output
+
+    for reason, count in skipped.items():
+        _output.note(f"{count} rows left out: {reason}")
+
+
+def _sets_table(sets: Any) -> Any:
+    from ..report._tables import percent_of, table
+
+    result = table("Mean error on shapes held out")
+    for name in ("chip", "operators", "datatype", "library"):
+        result.add_column(name, overflow="fold")
+    for name in ("rows", "held out", "roofline", "before", "after", "median", "p90", "bias"):
+        result.add_column(name, justify="right", no_wrap=True)
+    for one in sets:
+        after = one["after"]
+        numbers = [percent_of(x) for x in (one["roofline"]["mean"], one["before"]["mean"], after["mean"], after["median"], after["p90"], after["bias"])]
+        held = str(one["held_out"]) if one["held_out"] else "none"
+        result.add_row(one["chip"], ", ".join(one["ops"]), one["datatype"], one["library"], str(one["rows"]), held, *numbers)
+    return result
+
+
+def _print_validation(result: dict[str, Any]) -> None:
+    from ..report._tables import percent_of, table
+    from . import _output
+
+    console = _output.out()
+    console.print(f"{result['n_modelled']} of {result['n_rows']} rows modelled", markup=False)
+    scores = table("Error against measured kernels; bias is signed, other errors are absolute")
+    for name in ("", "rows", "median", "mean", "p90", "bias", "roofline mean"):
+        scores.add_column(name, justify="left" if name == "" else "right", overflow="fold")
+    cells = lambda item: [percent_of(item[name]) for name in ("median", "mean", "p90", "bias")]
+    scores.add_row("all", str(result["n_modelled"]), *cells(result["error"]), percent_of(result["baseline"]["mean"]))
+    for group in result["groups"]:
+        label = " ".join(str(value) for value in group["group"].values())
+        scores.add_row(label, str(group["n"]), *cells(group), percent_of(group["baseline"]["mean"]))
+    console.print(scores)
+    print_skipped(result["skipped"])
+    unmeasured = sum(g["n"] for g in result["groups"] if not g["source"].startswith("fit"))
+    if unmeasured:
+        _output.note(f"{unmeasured} rows are of libraries that were not measured on that chip: predicted from those like them")
