@@ -24,7 +24,7 @@ from diffperf._files import write_atomic
 from diffperf.calibrate.collectives import _study as study
 from diffperf.calibrate.collectives._design import Design, fit_design, predict_design
 from diffperf.calibrate.collectives._kernels import EXPERT_LOG_TIME, custom_log_time, custom_prior, expert_prior, fit_kernel
-from diffperf.calibrate.collectives._levels import LOG_WIDTH, network_design
+from diffperf.calibrate.collectives._levels import network_design
 from diffperf.calibrate.collectives._priors import prior_of
 from diffperf.calibrate.collectives._ship import fit_node, generation_entry, network_entry, node_entry, node_setting, with_generations
 from diffperf.cost.collective import collective_time
@@ -32,6 +32,7 @@ from diffperf.hardware import generation, load_system
 from diffperf.io import bus_factor, read_collectives
 
 BANDS = (("S", 0, 256 * 1024), ("M", 256 * 1024, 16 * 2**20), ("L", 16 * 2**20, np.inf))
+FEW_WIDTH = {"latency": 0.8, "ramp": 0.8, "wire": 0.3}  # wider than between logs: a NIC may be missing, a network may be of a new kind
 PARTS = ("node", "systems", "network", "kernels", "health", "speed")
 
 
@@ -119,7 +120,7 @@ def systems_part(tables, entries, out):
 def few_design(mean, present):
     """Five numbers of one log: latency, ramp and wire factors, and the shape of the ramp."""
     design = Design(mean[None], present[None])
-    for leaf, width in LOG_WIDTH.items():
+    for leaf, width in FEW_WIDTH.items():
         design.add(leaf, f"source.{leaf}", width, [0])
     design.add("ramp_power", "network.ramp_power", 0.2, [0])
     design.add("ramp_half", "network.ramp_half", 0.5, [0])

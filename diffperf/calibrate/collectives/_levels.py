@@ -13,7 +13,7 @@ from ._settings import Setting
 from ._vector import INDEX, LEAVES
 
 NETWORK_LEAVES = ("efficiency", "ramp_ratio", "ramp_half", "ramp_power", "tree_rate", "nvls")
-LOG_WIDTH = {"latency": 0.3, "ramp": 0.6, "wire": 0.12}
+LOG_WIDTH = {"latency": 0.35, "ramp": 0.7, "wire": 0.15}
 """How far one log lies from another of its kind, as standard deviations of logarithms; between-log spread of 21 published logs."""
 Prior = Callable[[Setting], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
@@ -44,6 +44,8 @@ def network_design(settings: Sequence[Setting], prior: Prior = prior_of, scale: 
     for fabric in sorted({setting.fabric for setting in settings}):
         of = [i for i in every if settings[i].fabric == fabric]
         design.add(f"fabric.{fabric}", "network.hop", width[of[0], INDEX["network.hop"]], of)
+        if fabric == "efa2" and "fabric.efa" in design.names:  # generations of one technology move together
+            design.add("fabric.efa", "network.hop", width[of[0], INDEX["network.hop"]], of)
     old = [i for i in every if settings[i].old]
     for leaf, (_, sd) in OLD_START.items():
         if old:

@@ -34,7 +34,7 @@ NETWORK_START: dict[str, tuple[float, float]] = {
     "efficiency": (0.93, 0.05), "ramp_ratio": (5.5, 0.4), "ramp_half": (0.7, 0.5), "ramp_power": (0.5, 0.2), "tree_rate": (0.82, 0.15), "nvls": (0.8, 0.08),
 }  # fmt: skip
 HOP_START = {  # time of one level between nodes
-    "ib": (6e-6, 0.3), "roce": (8e-6, 0.6), "efa": (30e-6, 0.9), "efa2": (15e-6, 0.6), "slingshot": (8e-6, 0.6), "tcpx": (8e-6, 0.9), "unknown": (8e-6, 0.9),
+    "ib": (6e-6, 0.3), "roce": (8e-6, 0.6), "efa": (30e-6, 0.9), "efa2": (15e-6, 0.4), "slingshot": (8e-6, 0.6), "tcpx": (8e-6, 0.9), "unknown": (6.5e-6, 0.6),
 }  # fmt: skip
 SOURCE_START = {"floor": (3e-6, 1.0), "latency": (1.0, 0.15), "ramp": (1.0, 0.3), "wire": (1.0, 0.06), "tree": (1.0, HELD)}
 OLD_START = {"ramp": (1.4, 0.4), "tree": (1.3, 0.3)}

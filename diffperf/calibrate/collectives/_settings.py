@@ -35,6 +35,7 @@ class Setting:
       bridge: rate of a bridge or bus that stands in for the catalog's scale-up link, 0 for none. [B/s]
       old: 1 for a library before 2.10, 0 for a newer one, 0 with `unknown_version` where not stated.
       unknown_version: True where the library's version is not stated; widens intervals.
+      nics: NICs of a node, 0 where not known. [1]
     """
 
     system: str
@@ -44,6 +45,7 @@ class Setting:
     bridge: float = 0.0
     old: bool = False
     unknown_version: bool = True
+    nics: int = 0
 
 
 def system_of(accelerator: str) -> str:
@@ -93,7 +95,8 @@ def setting_of(accelerator: str, interconnect: str, ranks: float, nodes: float, 
     if fabric == "efa" and rate > 100e9:
         fabric = "efa2"
     old, unknown = library_age(library)
-    return Setting(name, per_node, rate, fabric, _bridge(interconnect), old, unknown)
+    nics = int(found[1] if found else counted[1] if counted else 0)
+    return Setting(name, per_node, rate, fabric, _bridge(interconnect), old, unknown, nics)
 
 
 def _bridge(interconnect: str) -> float:

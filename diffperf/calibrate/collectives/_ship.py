@@ -75,7 +75,8 @@ def network_entry(design: Design, parameters: np.ndarray, precision: np.ndarray,
             row = int(np.argmax(design.present[:, INDEX[name]]))
             out["network"][leaf] = [float(np.exp(design.base[row, INDEX[name]] + value)), float(sd)]
         elif part == "fabric":
-            out["fabrics"][leaf] = [float(np.exp(design.base[start[leaf], INDEX["network.hop"]] + value)), float(np.hypot(sd, 2 * TRANSFER))]
+            moved = design.base[start[leaf], INDEX["network.hop"]] + design.matrix[start[leaf], INDEX["network.hop"]] @ parameters
+            out["fabrics"][leaf] = [float(np.exp(moved)), float(np.hypot(sd, 2 * TRANSFER))]
         elif part == "old":
             row = next(i for i, setting in enumerate(settings) if setting.old)
             out["old"][leaf] = [float(np.exp(design.base[row, INDEX[f"source.{leaf}"]] + value)), float(sd)]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from ... import smooth
 from ..._arrays import si
+from ._saturating import least
 
 
 class CustomAllReduceConstants(eqx.Module):
@@ -41,5 +41,5 @@ def custom_all_reduce_time(constants: CustomAllReduceConstants, nbytes: Real[Arr
     peers = jnp.where(n > 1, n - 1, 1.0)
     one = size * peers / constants.one_shot_bandwidth
     two = constants.second_shot + 2 * size * peers / (peers + 1) / constants.two_shot_bandwidth
-    time = constants.launch + constants.hop * peers + smooth.pnorm(one, two, -constants.blend)
+    time = constants.launch + constants.hop * peers + least(one, two, constants.blend)
     return jnp.where(n > 1, time, 0.0)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Real
 
 from ... import smooth
 from ..._arrays import si
+from ._saturating import least
 
 ExchangeKernel = Literal["low_latency", "high_throughput", "hierarchical"]
 EXCHANGE_KERNELS: tuple[ExchangeKernel, ...] = ("low_latency", "high_throughput", "hierarchical")
@@ -89,7 +90,7 @@ def expert_exchange_time(
     many = nodes > 1
     far = jnp.where(many, nodes, 2.0)
     limit = jnp.minimum(constants.processor_bandwidth * si(processors), 1e3 * constants.bandwidth)
-    link = smooth.pnorm(limit, constants.bandwidth, -4.0)
+    link = least(limit, constants.bandwidth, 4.0)
     copies = k * (n - 1) / n if kernel == "low_latency" else distinct_destinations(n, k)
     inside = t * token * copies / link
     if kernel == "hierarchical":
