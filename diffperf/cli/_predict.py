@@ -1,6 +1,7 @@
 """`predict`: how long one step takes, and what it needs. `explain`: why."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,12 +16,16 @@ def predict(
     days_for: Annotated[
         str | None, typer.Option("--days-for", metavar="TOKENS", help="Also time, money and energy for a run of so many tokens, as 15T.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Also write the step as a Perfetto (Chrome) trace, .json.gz, and print its critical path.")
+    ] = None,
     allow_oom: Annotated[bool, typer.Option("--allow-oom", help="Print the prediction even if it does not fit into memory.")] = False,
     as_json: JSON = False,
 ) -> None:
     """Predict one training step: time with interval, throughput, MFU, communication, memory per stage, energy and cost."""
-    from . import _inputs, _output
+    from . import _inputs, _output, _timeline
 
+    _timeline.check_trace(trace)
     tokens = None if days_for is None else token_count(days_for)
     _output.start()
     inputs = _inputs.prepare(job)
@@ -30,14 +35,18 @@ def predict(
 
     stages = memory_by_stage(inputs.model, inputs.plan, inputs.stack)
     run = None if tokens is None else whole_run(prediction.estimate, tokens)
+    facts = None if trace is None else _timeline.write_timeline(inputs, trace)
     if as_json:
-        _output.print_json(describe(inputs, prediction) | {"memory_by_stage_bytes": stages} | ({} if run is None else {"run": run}))
+        more = ({} if run is None else {"run": run}) | ({} if facts is None else {"timeline": facts})
+        _output.print_json(describe(inputs, prediction) | {"memory_by_stage_bytes": stages} | more)
         return
     out = _output.out()
     out.print(title(inputs), style="bold", markup=False)
     out.print(headline_table(prediction.estimate, (prediction.low_s, prediction.high_s), run))
     out.print(breakdown_table(prediction.estimate))
     out.print(memory_table(stages, float(prediction.estimate.memory_capacity)))
+    if facts is not None:
+        out.print(_timeline.timeline_report(facts))
     for text in prediction.notes:
         _output.note(text)
 
