@@ -50,7 +50,7 @@ class ExpertLoad(NamedTuple):
         per = self.tokens[..., None, :] / si(height)[:, None]
         some = jnp.minimum(1.0, 2 * per)
         scattered = jnp.maximum(1.0, per + 0.45 * some)
-        count = self.exact[..., None, :] * jnp.maximum(ceil(per, temperature), 1.0) + (1 - self.exact[..., None, :]) * scattered
+        count = self.exact[..., None, :] * jnp.maximum(ceil(per * (1 - 1e-6), temperature), 1.0) + (1 - self.exact[..., None, :]) * scattered
         return jnp.sum(self.experts[..., None, :] * count, axis=-1)
 
 
@@ -85,7 +85,7 @@ def expert_load(tokens: ArrayLike, experts: ArrayLike, top_k: ArrayLike, ranks: 
     pairs, local = tokens * top_k, experts / ranks
 
     # balanced: one part, every expert the same; a rank is never without a pair
-    even_pairs = _at_least_one(pairs / ranks)
+    even_pairs = jnp.maximum(pairs / ranks, 1.0)
     even_active = jnp.minimum(local, even_pairs)
 
     law = _away(jnp.where(skew > 0, skew, 1.2))
@@ -108,8 +108,8 @@ def expert_load(tokens: ArrayLike, experts: ArrayLike, top_k: ArrayLike, ranks: 
     skew_active = local * (jnp.mean(kept, axis=-1) + left[..., 0])
 
     skewed = skew > 0
-    own_pairs = jnp.where(skewed, _at_least_one(skew_pairs), even_pairs)
-    own_active = jnp.where(skewed, jnp.minimum(jnp.minimum(_at_least_one(skew_active), local), own_pairs), even_active)
+    own_pairs = jnp.where(skewed, jnp.maximum(skew_pairs, 1.0), even_pairs)
+    own_active = jnp.where(skewed, jnp.minimum(jnp.clip(skew_active, 1.0, local), own_pairs), even_active)
     own_tokens = jnp.where(out(skewed), jnp.concatenate([hot, jnp.ones_like(low)], axis=-1), out(even_pairs / even_active))
     skew_experts = jnp.concatenate([out(local) / QUANTILES * kept, out(local) * left], axis=-1) * out(own_active / skew_active)
     own_experts = jnp.where(out(skewed), skew_experts, jnp.concatenate([out(even_active), jnp.zeros_like(kept)], axis=-1))
@@ -122,8 +122,3 @@ def expert_load(tokens: ArrayLike, experts: ArrayLike, top_k: ArrayLike, ranks: 
         own_pairs + full * full_tokens, own_active + fresh, jnp.concatenate([own_tokens, out(full_tokens)], axis=-1),
         jnp.concatenate([own_experts, out(also)], axis=-1), jnp.concatenate([jnp.zeros_like(own_tokens) + out(1.0 - skewed), jnp.ones_like(low)], axis=-1),
     )  # fmt: skip
-
-
-def _at_least_one(x: Array) -> Array:
-    """Smooth maximum of x and 1: the busiest rank has a pair however few there are."""
-    return jnp.sqrt(jnp.sqrt(1 + (x * x) ** 2))

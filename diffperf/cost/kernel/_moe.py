@@ -8,7 +8,7 @@ gets is in `_expert_load.py`. Leaves out communication between ranks (see the co
 other than whether the library has one for the shape.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
@@ -190,13 +190,14 @@ def grouped_matmul_kernel_time(
     Returns:
       Time; 0 where a size is 0. [s]
     """
-    device, c = Device(*map(si, device)), constants
-    s = GroupedMatmulShape(*jnp.broadcast_arrays(*map(si, shape)))
+    tidy: Any = Device(*map(si, device))
+    c: Any = constants
+    s: Any = GroupedMatmulShape(*jnp.broadcast_arrays(*map(si, shape)))
     some = (s.groups > 0) & (s.rows > 0) & (s.n > 0) & (s.k > 0)
     s = GroupedMatmulShape(*(jnp.where(some, x, 1.0) for x in s))
     tiles = s.groups[..., None] * ceil(s.rows[..., None] / si(HEIGHTS), temperature)
-    hot = sigmoid(4 * jnp.log(c.cache_share * device.cache / (s.groups * s.n * s.k * s.b_bytes)))
-    busy = _grouped(tiles, s.groups * s.rows, s.groups, s, hot, si(c.rate), 1.0, device, c, temperature)
+    hot = sigmoid(4 * jnp.log(c.cache_share * tidy.cache / (s.groups * s.n * s.k * s.b_bytes)))
+    busy = _grouped(tiles, s.groups * s.rows, s.groups, s, hot, si(c.rate), 1.0, tidy, c, temperature)
     return jnp.where(some, c.launch + busy, 0.0)
 
 
@@ -207,7 +208,7 @@ def grouped_matmul_flops(shape: GroupedMatmulShape) -> Float[Array, "..."]:
 
 def grouped_matmul_roofline(shape: GroupedMatmulShape, device: Device) -> Float[Array, "..."]:
     """The larger of arithmetic at the peak and A, B and C moved once. [s]"""
-    s = GroupedMatmulShape(*map(si, shape))
+    s: Any = GroupedMatmulShape(*map(si, shape))
     traffic = s.groups * (s.n * s.k * s.b_bytes + s.rows * (s.k * s.a_bytes + s.n * s.c_bytes))
     return jnp.maximum(safe_divide(grouped_matmul_flops(shape), device.peak), traffic / device.bandwidth)
 
@@ -230,14 +231,14 @@ def grouped_matmul_features(shape: GroupedMatmulShape, device: Device) -> Float[
     return jnp.stack(jnp.broadcast_arrays(*columns), axis=-1)
 
 
-def _safe(shape: MoeShape) -> tuple[Array, MoeShape]:
+def _safe(shape: MoeShape) -> tuple[Array, Any]:
     """Where the layer has work, and its shape with ones elsewhere."""
-    s = MoeShape(*jnp.broadcast_arrays(*map(si, shape)))
+    s: Any = MoeShape(*jnp.broadcast_arrays(*map(si, shape)))
     some = (s.tokens > 0) & (s.hidden > 0) & (s.width > 0) & (s.experts > 0) & (s.top_k > 0)
     return some, MoeShape(*(jnp.where(some, x, 1.0) for x in s))
 
 
-def _load(s: MoeShape) -> ExpertLoad:
+def _load(s: Any) -> ExpertLoad:
     return expert_load(s.tokens, s.experts, s.top_k, s.expert_parallel, s.skew, s.tied)
 
 
@@ -247,7 +248,7 @@ def moe_load(shape: MoeShape) -> ExpertLoad:
     return _load(s)
 
 
-def _products(s: MoeShape) -> tuple[GroupedMatmulShape, GroupedMatmulShape]:
+def _products(s: Any) -> tuple[Any, Any]:
     """The two grouped matmuls of a rank; groups and rows are left to the load."""
     width = s.width / s.tensor_parallel
     first = GroupedMatmulShape(1.0, 1.0, s.gates * width, s.hidden, s.input_bytes, s.weight_bytes)
@@ -265,19 +266,20 @@ def moe_kernel_time(shape: MoeShape, device: Device, constants: MoeConstants, te
     Returns:
       Time; 0 where a size is 0. [s]
     """
-    device, c = Device(*map(si, device)), constants
+    tidy: Any = Device(*map(si, device))
+    c: Any = constants
     some, s = _safe(shape)
     load = _load(s)
     tiles = load.tiles(jnp.array(HEIGHTS, float), temperature)
     products = _products(s)
     weights = sum(load.active * p.n * p.k * p.b_bytes for p in products)
-    hot = sigmoid(4 * jnp.log(c.cache_share * device.cache / weights))
+    hot = sigmoid(4 * jnp.log(c.cache_share * tidy.cache / weights))
     rate = s.tuned * c.rate + (1 - s.tuned) * c.untuned
     heights = jnp.maximum(s.tuned[..., None], si(UNTUNED))
-    busy = sum(_grouped(tiles, load.pairs, load.active, p, hot, rate, heights, device, c, temperature) for p in products)
+    busy = sum(_grouped(tiles, load.pairs, load.active, p, hot, rate, heights, tidy, c, temperature) for p in products)
     per_pair = 2 * (2 * s.hidden + (s.gates + 1) * s.width / s.tensor_parallel)
     traffic = (c.routed * s.tokens * (s.top_k + s.tied) + c.local * load.pairs) * per_pair + c.token * 2 * s.tokens * s.hidden
-    other = traffic / device.bandwidth + c.expert * s.experts / s.expert_parallel + c.sort * sigmoid(4 * jnp.log(s.tokens / c.sort_after))
+    other = traffic / tidy.bandwidth + c.expert * s.experts / s.expert_parallel + c.sort * sigmoid(4 * jnp.log(s.tokens / c.sort_after))
     return jnp.where(some, c.launch + busy + other, 0.0)
 
 
@@ -288,7 +290,7 @@ def moe_flops(shape: MoeShape) -> Float[Array, "..."]:
     return jnp.where(some, 2 * pairs * s.hidden * (s.gates + 1) * s.width / s.tensor_parallel, 0.0)
 
 
-def _rank_weights(s: MoeShape, active: Array) -> Array:
+def _rank_weights(s: Any, active: Array) -> Array:
     """Bytes of the weights of `active` experts on a rank."""
     return active * s.hidden * (s.gates + 1) * s.width / s.tensor_parallel * s.weight_bytes
 
