@@ -1,0 +1,41 @@
+"""Draws bus bandwidth over size for each collective, with the shipped constants: one HTML page.
+
+    python benchmarks/plot_collectives.py OUT.html [SYSTEM]
+"""
+
+import sys
+
+import jax
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from diffperf.calibrate.collectives import constants_of, prior_of, setting_of
+from diffperf.cost.collective import OPERATIONS, collective_time
+from diffperf.hardware import load_system
+from diffperf.io import bus_factor, write_atomic
+
+SIZES = 2.0 ** np.arange(10, 34.25, 0.25)
+
+
+def main() -> None:
+    out, system = sys.argv[1], (sys.argv[2:] or ["h100_sxm"])[0]
+    jax.config.update("jax_enable_x64", True)
+    domain = float(load_system(system).scale_up.domain)
+    figure = make_subplots(rows=(len(OPERATIONS) + 1) // 2, cols=2, subplot_titles=OPERATIONS)
+    for k, operation in enumerate(OPERATIONS):
+        for ranks, nodes in ((min(domain, 8.0), 1.0), (2 * min(domain, 8.0), 2.0), (16 * min(domain, 8.0), 16.0)):
+            mean, _, present = prior_of(setting_of("", "IB", ranks, nodes, "NCCL 2.27.3", system))
+            constants = constants_of(mean, present)
+            times = jax.jit(jax.vmap(lambda s, o=operation, c=constants, n=ranks, p=ranks / nodes: collective_time(o, c, s, n, p)))(SIZES)
+            rate = bus_factor(operation, ranks) * SIZES / np.asarray(times)
+            line = go.Scatter(x=SIZES, y=rate, name=f"{ranks:g} ranks, {nodes:g} nodes", legendgroup=str(nodes), showlegend=k == 0)
+            figure.add_trace(line, k // 2 + 1, k % 2 + 1)
+    figure.update_xaxes(type="log", title_text="bytes")
+    figure.update_yaxes(type="log", title_text="bus bandwidth, B/s")
+    figure.update_layout(title=f"Collectives of {system}, expected", height=300 * ((len(OPERATIONS) + 1) // 2))
+    write_atomic(out, figure.to_html(include_plotlyjs=True))
+
+
+if __name__ == "__main__":
+    main()

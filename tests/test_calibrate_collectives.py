@@ -1,0 +1,184 @@
+"""Fit, validation and verdict of collectives: recovery of known constants, limits of the verdict, words of logs, errors of the commands."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from diffperf.calibrate.collectives import calibrate_collectives, judge_collectives, prior_of, setting_of, validate_collectives
+from diffperf.calibrate.collectives._design import CollectiveRows, fit_design, predict_design
+from diffperf.calibrate.collectives._levels import node_design
+from diffperf.calibrate.collectives._predict import fit_floor, times_of, with_floor
+from diffperf.calibrate.collectives._vector import INDEX, constants_of, vector_of
+from diffperf.cli import main
+from diffperf.io import parse_nccl_tests
+
+SIZES = [float(2**k) for k in range(10, 31, 2)]
+
+
+def written_log(times, ranks=16, per_host=8, op="AllReduce", device="NVIDIA H100 80GB HBM3", version="2.27.3"):
+    """An nccl-tests log as the program prints it, with these seconds by size."""
+    lines = [f"# Collective test starting: {op.lower()}_perf", f"NCCL version {version}"]
+    lines += [f"#  Rank {r:2d} Group  0 Pid {100 + r} on host{r // per_host} device {r % per_host} [0x1b] {device}" for r in range(ranks)]
+    lines.append("#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong")
+    for size, t in zip(SIZES, times, strict=True):
+        rate = size / t / 1e9
+        cells = f"{t * 1e6:.6g} {rate:.2f} {rate * 2 * (ranks - 1) / ranks:.2f} 0"
+        lines.append(f"{size:.0f} {size / 4:.0f} float sum -1 {cells} {cells}")
+    return "\n".join(lines) + "\n"
+
+
+def true_times(setting, ranks=16.0, **changes):
+    mean, _, present = prior_of(setting)
+    mean = mean.copy()
+    for leaf, factor in changes.items():
+        mean[INDEX[leaf.replace("__", ".")]] += np.log(factor)
+    present = present.copy()
+    present[INDEX["source.floor"]] = False
+    n = len(SIZES)
+    rows = CollectiveRows(
+        np.array(["all_reduce|auto"] * n), np.array(SIZES), np.full(n, ranks), np.full(n, setting.ranks_per_node), np.zeros(n, int), np.zeros(n), np.ones(n)
+    )
+    return np.exp(times_of(rows, mean[None], present[None])[0])
+
+
+H100 = setting_of("H100 SXM", "NVLink4 + IB NDR 8x400G", 16, 2, "NCCL 2.27.3")
+
+
+@pytest.mark.parametrize(
+    "accelerator, interconnect, ranks, nodes, system, nic, fabric",
+    [
+        ("A100 SXM 80GB", "NVLink3 + EFA 4x100G", 16, 2, "a100_sxm_80", 50e9, "efa"),
+        ("H100 SXM", "NVLink4 + EFA 32x100G", 16, 2, "h100_sxm", 400e9, "efa2"),
+        ("GH200", "NVLink4 (4 GPU/node) + Slingshot-11 4x200G", 8, 2, "gh200", 100e9, "slingshot"),
+        ("NVIDIA H100 80GB HBM3", "", 8, 1, "h100_sxm", 400e9, "unknown"),
+        ("H100 SXM", "NVLink4 + GPUDirect-TCPXO 8x200G", 16, 2, "h100_sxm", 200e9, "tcpx"),
+    ],
+)
+def test_words_of_logs(accelerator, interconnect, ranks, nodes, system, nic, fabric):
+    setting = setting_of(accelerator, interconnect, ranks, nodes)
+    assert (setting.system, setting.fabric, setting.unknown_version) == (system, fabric, True)
+    assert_allclose(setting.nic_bandwidth, nic, rtol=1e-6)
+
+
+def test_versions_are_read_and_strangers_refused():
+    assert setting_of("V100 SXM2", "", 8, 1, "NCCL 2.8.4").old
+    assert not setting_of("V100 SXM2", "", 8, 1, "NCCL 2.18.3").old
+    with pytest.raises(ValueError, match="not in the catalog"):
+        setting_of("Abacus 9", "", 8, 1)
+    with pytest.raises(ValueError, match="64 ranks in one node of h100_sxm.*number of nodes"):
+        setting_of("H100 SXM", "", 64, 1)
+
+
+def test_vector_and_constants_are_inverse():
+    mean, _, present = prior_of(H100)
+    back, there = vector_of(constants_of(mean, present))
+    assert (there == present).all()
+    assert_allclose(back, np.where(present, mean, 0.0), atol=1e-12)
+
+
+def test_old_and_unknown_versions_widen_the_ramp():
+    known, unknown = (prior_of(dataclasses.replace(H100, unknown_version=flag))[1][INDEX["source.ramp"]] for flag in (False, True))
+    assert unknown >= known
+
+
+def test_fit_finds_constants_that_made_the_times():
+    """Two rank counts and two operations determine launch, hop and bandwidth; a hiccup of a factor of 3 moves them little."""
+    setting = setting_of("H100 SXM", "", 8, 1, "NCCL 2.27.3")
+    design = node_design(setting)
+    kinds = np.repeat(["all_reduce|auto", "all_gather|auto"], 3 * len(SIZES))
+    ranks = np.tile(np.repeat([2.0, 4.0, 8.0], len(SIZES)), 2)
+    rows = CollectiveRows(kinds, np.tile(SIZES, 6), ranks, ranks, np.zeros(len(kinds), int), np.zeros(len(kinds)), np.ones(len(kinds)))
+    truth = np.zeros(len(design.names))
+    moved = {"node.bandwidth": np.log(0.9), "node.launch": np.log(1.1), "node.hop": np.log(1.08)}
+    for name, value in moved.items():
+        truth[design.names.index(name)] = value
+    times, _ = predict_design(rows, design, truth)
+    times[7] += np.log(3)
+    mode = fit_design(dataclasses.replace(rows, log_time=times), design)
+    for name, value in moved.items():
+        at = design.names.index(name)
+        assert_allclose(mode.parameters[at], value, atol=0.03)
+        assert np.linalg.inv(mode.precision)[at, at] < design.width[at] ** 2
+
+
+def test_floor_is_found_and_not_invented():
+    device = np.log(np.geomspace(1e-5, 1e-2, 20))
+    assert_allclose(fit_floor(device, with_floor(device, 4e-5)), 4e-5, rtol=0.03)
+    assert fit_floor(device, device) == 0.0
+
+
+def test_healthy_log_is_healthy_and_lost_nics_are_seen():
+    times = true_times(H100)
+    verdict = judge_collectives(parse_nccl_tests(written_log(times)), interconnect="IB 8x400G")[0]
+    assert verdict.state == "healthy" and verdict.cause == "" and abs(verdict.ratio - 1) < 0.02
+    assert all(row.state == "healthy" for row in verdict.rows)
+    eighth = true_times(H100, network__bandwidth=1 / 8)
+    verdict = judge_collectives(parse_nccl_tests(written_log(eighth)), interconnect="IB 8x400G")[0]
+    assert verdict.state == "unhealthy" and verdict.cause == "one NIC of 8 in use"
+    assert "busbw at large sizes" in verdict.evidence
+
+
+def test_pcie_and_impossible_rates_are_seen():
+    setting = setting_of("H100 SXM", "", 8, 1, "NCCL 2.27.3")
+    pcie = [2e-5 + 1.75 * size / 20e9 for size in SIZES]
+    verdict = judge_collectives(parse_nccl_tests(written_log(pcie, ranks=8)))[0]
+    assert verdict.state == "unhealthy" and "PCIe" in verdict.cause and verdict.setting.system == setting.system
+    copy = [5e-6 + size / 2e13 for size in SIZES]
+    assert judge_collectives(parse_nccl_tests(written_log(copy, ranks=8)))[0].state == "invalid"
+
+
+def test_validation_counts_every_row_and_scores_exact_times():
+    table = parse_nccl_tests(written_log(true_times(H100)))
+    table = dataclasses.replace(table, interconnect=np.array(["IB 8x400G"] * len(table)))
+    result = validate_collectives(table)
+    assert result["n_rows"] == result["n_modelled"] + sum(result["skipped"].values()) == 2 * len(SIZES)
+    assert result["error"]["median"] < 1e-3 < result["baseline"]["median"]
+    assert {group["group"]["band"] for group in result["groups"]} == {"< 256 KiB", "256 KiB-16 MiB", ">= 16 MiB"}
+    assert all(row["low_s"] < row["measured_s"] < row["high_s"] for row in result["rows"])
+
+
+def test_calibration_moves_towards_the_log(tmp_path):
+    table = parse_nccl_tests(written_log(true_times(H100, network__efficiency=0.8, network__hop=1.3)))
+    table = dataclasses.replace(table, interconnect=np.array(["IB 8x400G"] * len(table)))
+    result = calibrate_collectives(table)
+    fit = result.fits[0]
+    assert fit.after["median"] < 0.02 < fit.before["median"]
+    hop = next(row for row in fit.constants if row["name"] == "network.hop")
+    assert hop["low"] < hop["value"] < hop["high"] and hop["value"] > hop["prior"]
+    path = tmp_path / "fit.json"
+    result.write(str(path))
+    again = validate_collectives(table, fit=json.loads(path.read_text()))
+    assert again["error"]["median"] < fit.before["median"]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["nccl-tests", "LOG", "--system", "abacus"], "abacus"),
+        (["nccl-tests", "LOG", "--html", "plot.txt"], "should end in .html"),
+        (["validate", "collectives", "LOG", "--fit", "LOG"], "is not JSON"),
+        (["nccl-tests", "absent.txt"], "absent.txt"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(words, message, tmp_path, capsys):
+    log = tmp_path / "run.log"
+    log.write_text(written_log(true_times(H100)))
+    with pytest.raises(SystemExit) as stop:
+        main([str(log) if word == "LOG" else word for word in words])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
+
+
+def test_command_prints_fit_plot_and_verdict(tmp_path, capsys):
+    log, page = tmp_path / "run.log", tmp_path / "plot.html"
+    log.write_text(written_log(true_times(H100, network__bandwidth=1 / 8)))
+    with pytest.raises(SystemExit) as stop:
+        main(["nccl-tests", str(log), "--interconnect", "IB 8x400G", "--html", str(page)])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "unhealthy" in said and "one NIC of 8 in use" in said and "busbw in GB/s" in said
+    assert page.read_text().lower().count("<html") == 1
