@@ -6,7 +6,16 @@ which find their inputs in the cache where they fit.
 
 import numpy as np
 
-from ...cost.kernel._streaming import BLOCK, STREAMING_PRIORS, StreamingConstants, StreamingShape, streaming_bound, streaming_features, streaming_kernel_time
+from ...cost.kernel._streaming import (
+    BLOCK,
+    STREAMING_PRIORS,
+    StreamingConstants,
+    StreamingShape,
+    streaming_bound,
+    streaming_features,
+    streaming_kernel_time,
+    streaming_roofline,
+)
 from ...io import KernelTable
 from ._families import Family, FamilyRows
 
@@ -19,7 +28,7 @@ TENSORS = {
 }
 BY_TOKEN = ("mlp_act", "attn_rope", "rope", "swiglu")
 """Element-wise words whose kernels give a block to each token, however long: the gated activation and rotary kernels of serving frameworks."""
-FAMILY = Family("streaming", StreamingConstants, STREAMING_PRIORS, streaming_kernel_time, streaming_bound, streaming_features)
+FAMILY = Family("streaming", StreamingConstants, STREAMING_PRIORS, streaming_kernel_time, streaming_bound, streaming_features, streaming_roofline)
 
 
 def rows(table: KernelTable) -> list[FamilyRows]:
