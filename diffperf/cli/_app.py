@@ -2,7 +2,7 @@
 
 import typer
 
-from . import _calibrate, _collectives, _demo, _import, _kernels, _measure, _predict, _search, _show
+from . import _calibrate, _collectives, _demo, _import, _kernels, _measure, _predict, _search, _show, _trace
 
 app = typer.Typer(
     help="How long will it take? Differentiable, calibrated performance models of ML training: time, memory, energy and cost.",
@@ -32,6 +32,7 @@ for _name, _command in (
     ("nccl-tests", _collectives.nccl_tests),
     ("show", _show.show),
     ("models", _show.models),
+    ("trace", _trace.trace),
 ):
     app.command(_name)(_command)
 _fits = {"runs": _calibrate.calibrate_runs, "kernels": _kernels.calibrate_kernels, "collectives": _collectives.calibrate_collectives}

@@ -16,6 +16,7 @@ from ._analyse import (
     host_times as host_times,
     hta_times as hta_times,
     kernel_times as kernel_times,
+    kind_times as kind_times,
     rank_dict as rank_dict,
     step_times as step_times,
     times_of as times_of,
@@ -38,8 +39,8 @@ from ._tables import (
     left_out_dict as left_out_dict,
 )
 
-__all__ = ["COMMUNICATION", "COMPUTE", "CollectiveCall", "DeviceEvents", "ExecutionGraph", "Inputs", "KINDS", "KernelTimes", "LeftOut", "MEMORY", "Matched",
-           "OTHER", "Operators", "RankTrace", "SYNCHRONISATION", "Slowdown", "Step", "StepTimes", "Straggler", "Times", "TraceError", "Work",
-           "collective_measurements", "collective_of_kernel", "host_times", "hta_times", "kernel_measurements", "kernel_times", "kind_of", "left_out_dict",
-           "match_collectives", "overlap_slowdowns", "rank_dict", "read_trace", "read_traces", "step_times", "stragglers", "times_of", "work_of",
-           "write_slowdowns"]
+__all__ = ["COMMUNICATION", "COMPUTE", "CollectiveCall", "DeviceEvents", "ExecutionGraph", "Inputs", "KINDS", "KernelTimes", "LeftOut", "MEMORY",
+           "Matched", "OTHER", "Operators", "RankTrace", "SYNCHRONISATION", "Slowdown", "Step", "StepTimes", "Straggler", "Times", "TraceError", "Work",
+           "collective_measurements", "collective_of_kernel", "host_times", "hta_times", "kernel_measurements", "kernel_times", "kind_of", "kind_times",
+           "left_out_dict", "match_collectives", "overlap_slowdowns", "rank_dict", "read_trace", "read_traces", "step_times", "stragglers", "times_of",
+           "work_of", "write_slowdowns"]

@@ -73,6 +73,19 @@ def hta_times(trace: RankTrace) -> Times:
     return _times(start * 1e-6, np.maximum(start, end) * 1e-6, e.kind[rows])
 
 
+def kind_times(trace: RankTrace) -> dict[str, dict[str, float]]:
+    """Per kind of work: `busy_s`, the union of its kernels; `overlapped_s`, the part of it beside another kind; `exposed_s`, the part alone. [s]"""
+    e, result = trace.events, {}
+    for kind, word in enumerate(KINDS):
+        rows, others = e.kind == kind, (e.kind != kind) & (e.kind != SYNCHRONISATION)
+        if kind == SYNCHRONISATION or not rows.any():
+            continue
+        first, last = union(e.start_s[rows], e.end_s[rows])
+        busy, beside = float(np.sum(last - first)), float(np.sum(covered(first, last, e.start_s[others], e.end_s[others])))
+        result[word] = {"busy_s": busy, "overlapped_s": beside, "exposed_s": max(busy - beside, 0.0)}
+    return result
+
+
 @dataclasses.dataclass(frozen=True)
 class KernelTimes:
     """All runs of one kernel on one rank.
@@ -133,18 +146,23 @@ def _rate(amount: np.ndarray, duration: np.ndarray) -> float:
 
 
 def works(trace: RankTrace) -> dict[int, Work]:
-    """Device event -> the work of its operator, for operators whose recorded inputs tell it. Of several kernels of one call the longest stands for it."""
+    """Device event -> the work of its operator, for operators whose recorded inputs tell it. Of several kernels of one call the longest stands for it; a
+    matmul is never one of PyTorch's element-wise kernels, which add its bias."""
     e, ops = trace.events, trace.operators
     at = np.flatnonzero((e.kind == COMPUTE) & (e.operator >= 0))
     at = at[ops.inputs[e.operator[at]] >= 0] if len(ops) else at[:0]
     known: dict[tuple[int, int], Work | None] = {}
     longest: dict[int, int] = {}
+    beside = np.array(["elementwise_kernel" in name or "reduce_kernel" in name for name in trace.names], bool)
     for row in at.tolist():
         op = int(e.operator[row])
         key = (int(ops.name[op]), int(ops.inputs[op]))
         if key not in known:
             known[key] = work_of(trace.names[key[0]], trace.inputs[key[1]])
-        if known[key] is not None and (op not in longest or e.duration_s[row] > e.duration_s[longest[op]]):
+        work = known[key]
+        if work is None or (work.flops and beside[e.name[row]]):
+            continue
+        if op not in longest or e.duration_s[row] > e.duration_s[longest[op]]:
             longest[op] = row
     found = {row: known[int(ops.name[op]), int(ops.inputs[op])] for op, row in longest.items()}
     return {row: work for row, work in found.items() if work is not None}
@@ -213,7 +231,7 @@ def rank_dict(trace: RankTrace | ExecutionGraph) -> dict[str, Any]:
     hta = hta_times(trace)
     return {
         "rank": trace.rank if trace.rank >= 0 else None, "file": trace.file, "format": trace.format, "accelerator": trace.accelerator,
-        "origin_ns": trace.origin_ns, **dataclasses.asdict(times_of(trace)), "host": host_times(trace),
+        "origin_ns": trace.origin_ns, **dataclasses.asdict(times_of(trace)), "by_kind": kind_times(trace), "host": host_times(trace),
         "as_hta": {"idle_time_s": hta.idle_time_s, "compute_time_s": hta.compute_time_s, "span_s": hta.span_s, "overlap_fraction": hta.overlap_fraction},
         "kernels": [dataclasses.asdict(kernel) for kernel in kernel_times(trace)],
         "collectives": [dataclasses.asdict(call) | {"start_s": trace.events.start_s[call.row], "duration_s": trace.events.duration_s[call.row]}
