@@ -28,4 +28,4 @@ def covered(start: np.ndarray, end: np.ndarray, by_start: np.ndarray, by_end: np
     times = np.stack([first, last], 1).ravel()
     until = np.repeat(np.cumsum(last - first), 2)
     until[::2] -= last - first
-    return np.interp(end, times, until) - np.interp(start, times, until)
+    return np.maximum(np.interp(end, times, until) - np.interp(start, times, until), 0.0)
