@@ -179,6 +179,6 @@ def test_command_prints_fit_plot_and_verdict(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["nccl-tests", str(log), "--interconnect", "IB 8x400G", "--html", str(page)])
     assert stop.value.code == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "unhealthy" in said and "one NIC of 8 in use" in said and "busbw in GB/s" in said
     assert page.read_text().lower().count("<html") == 1

@@ -5,13 +5,14 @@ One form serves every level: a constant shared by all systems, one of a system, 
 
 import dataclasses
 from collections.abc import Sequence
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...cost.collective import collective_time
-from ._map import NOISE, Mode, fit_map
+from ._map import NOISE, Mode, cpu_options, fit_map
 from ._vector import INDEX, NUM_LEAVES, constants_of
 
 BLOCK = 64
@@ -128,10 +129,11 @@ def predict_design(rows: CollectiveRows, design: Design, parameters: np.ndarray)
     inputs, order = pack(rows, design)
     place = _first(order, len(rows))
     with jax.enable_x64(True):
-        value, gradient = _value_and_jacobian(jnp.asarray(parameters, float), inputs)
+        value, gradient = _value_and_jacobian()(jnp.asarray(parameters, float), inputs)
     return np.asarray(value)[place], np.asarray(gradient)[place]
 
 
-@jax.jit
-def _value_and_jacobian(parameters, inputs):
-    return log_times(parameters, inputs), jax.jacfwd(log_times)(parameters, inputs)
+@lru_cache(maxsize=1)
+def _value_and_jacobian():
+    both = lambda parameters, inputs: (log_times(parameters, inputs), jax.jacfwd(log_times)(parameters, inputs))
+    return jax.jit(both, compiler_options=cpu_options())

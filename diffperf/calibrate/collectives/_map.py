@@ -5,7 +5,7 @@ logarithm. All of it is one compiled loop that `jax.vmap` runs for many folds at
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -31,7 +31,16 @@ class Mode(NamedTuple):
     loss: Float[Array, ""]
 
 
-@partial(jax.jit, static_argnames=("log_time", "steps"))
+def cpu_options() -> dict[str, int] | None:
+    """A fit runs a few hundred rows a few dozen times: on a CPU compiling quickly matters more than running quickly."""
+    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Callable:
+    return jax.jit(_fit, static_argnames=("log_time", "steps"), compiler_options=cpu_options())
+
+
 def fit_map(
     log_time: Callable, inputs, log_measured: Float[Array, " rows"], weight: Float[Array, " rows"], mean: Float[Array, " parameters"],
     width: Float[Array, " parameters"], *, noise: float = NOISE, steps: int = 30,
@@ -48,6 +57,10 @@ def fit_map(
       noise: scale of a row's log error.
       steps: Levenberg-Marquardt steps, accepted or not.
     """
+    return _compiled()(log_time, inputs, log_measured, weight, mean, width, noise, steps=steps)
+
+
+def _fit(log_time: Callable, inputs, log_measured, weight, mean, width, noise, steps: int) -> Mode:
     predict = lambda theta: log_time(theta, inputs)
     rho = lambda r: 2 * (jnp.sqrt(1 + (r / noise) ** 2) - 1)
 
