@@ -194,7 +194,7 @@ def _cause(rows: CollectiveRows, times: np.ndarray, names: Sequence[str], ratio:
         return "unclear", f"{reached}; no degraded system that is known here describes the rows better than a healthy one"
     evidence = f"{reached}, {ratio:.2g} times as long as expected; this curve misses the rows by {typical[chosen]:.0%}, the healthy one by {typical[0]:.0%}"
     jumps = np.diff(rows.log_time[np.argsort(rows.nbytes)])
-    if np.mean(jumps < -0.1) > 0.08:
+    if np.sum(jumps < -0.1) > 0.08 * len(rows):
         evidence += "; times fall with size in places, as retransmissions and sockets make them"
     return names[chosen], evidence
 
