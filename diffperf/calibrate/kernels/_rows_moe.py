@@ -1,36 +1,22 @@
 """Measured mixtures of experts and grouped matmuls as rows to fit: which kernel, datatype, routing and tuning a row has.
 
 Times are of the busiest expert-parallel rank, from logits to weighted sum. `power_law_a` in the column `distribution` is a skew of a.
-Two things in public tables are neither the chip nor the kernel, and are told apart here. Triton kernels without a tuning table for
-the shape fall back to one default tile. And routers that limit a token to some groups of experts (DeepSeek-V3: 4 of 8), fed with the
-collectors' one-hot scores, drop the experts outside the chosen groups and fill up with the first experts of tied score, whatever the label says.
+Three things in public tables are neither the chip nor the kernel, and are told apart here:
+Triton kernels without a tuning table for the shape fall back to one default tile.
+Routers that limit a token to some groups of experts (DeepSeek-V3: 4 of 8), fed with the collectors' one-hot scores, drop the experts outside the chosen
+groups and fill up with the first experts of tied score, whatever the label says.
+SGLang 0.5.10 was timed with the pairs of other ranks' experts sent to the rank's first expert, for every token that has a pair on the rank.
 """
 
 import re
 
 import numpy as np
 
-from ...cost.kernel._moe import (
-    GROUPED_MATMUL_PRIORS,
-    MOE_PRIORS,
-    GroupedMatmulConstants,
-    GroupedMatmulShape,
-    MoeConstants,
-    MoeShape,
-    grouped_matmul_bound,
-    grouped_matmul_features,
-    grouped_matmul_kernel_time,
-    moe_bound,
-    moe_features,
-    moe_kernel_time,
-)
+from ...cost.kernel._expert_load import TIED, expert_load
+from ...cost.kernel._families import GROUPED_MATMUL, MOE_FFN
+from ...cost.kernel._moe import GroupedMatmulShape, MoeShape
 from ...io import KernelTable
-from ._families import Family, FamilyRows
-
-MOE_FFN = Family("moe_ffn", MoeConstants, MOE_PRIORS, moe_kernel_time, moe_bound, moe_features)
-GROUPED_MATMUL = Family(
-    "grouped_matmul", GroupedMatmulConstants, GROUPED_MATMUL_PRIORS, grouped_matmul_kernel_time, grouped_matmul_bound, grouped_matmul_features
-)
+from ._families import FamilyRows
 
 # Datatype of a row: what is multiplied (which peak counts), bytes per weight with its scales, bytes per activation as it is multiplied.
 DATATYPES: dict[str, tuple[str, float, float]] = {
@@ -66,9 +52,14 @@ def _moe(table: KernelTable) -> FamilyRows | None:
     limited = _group_limited(part, kernel)
     halved = limited & (skew == 0)  # one expert in each group, half of the groups open: half of the experts are reached, half of the picks are tied
     tied = np.where(limited, np.where(skew == 0, 4.0, 1.3), 0.0)
+    stray = (part.library == "sglang") & (part["library_version"] == "0.5.10") & np.isin(kernel, ("triton", "marlin")) & (ranks > 1)
+    if stray.any():
+        tokens, e, k, r = (x[stray] for x in (part["num_tokens"], experts, top_k, ranks))
+        per_token = np.asarray(expert_load(tokens, e, k, r, skew[stray]).pairs) / tokens
+        tied[stray] = (k * np.minimum(per_token, 1.0) - per_token) * TIED / np.minimum(TIED, e / r)
     kinds = [DATATYPES[d] for d in part.datatype]
     shape = MoeShape(
-        part["num_tokens"], part["hidden_size"], part["inter_size"], np.where(halved, experts / 2, experts), top_k - tied, part["moe_tp_size"],
+        part["num_tokens"], part["hidden_size"], part["inter_size"], np.where(halved, experts / 2, experts), top_k - np.where(limited, tied, 0.0), part["moe_tp_size"],
         np.where(halved, np.maximum(ranks / 2, 1.0), ranks), skew, np.array([k[1] for k in kinds]), np.array([k[2] for k in kinds]),
         _tuned(part, kernel), np.full(len(part), 2.0), tied,
     )  # fmt: skip

@@ -25,6 +25,7 @@ QUANTILES = 16
 TILT, TILT_EXPERTS, TILT_RANKS = 0.29, 1.53, 0.23
 _EDGES = np.linspace(0.0, 1.0, QUANTILES + 1)
 TIED = 4.0
+"""Experts that share picks made by ties alone; on a rank with fewer experts only so many of these picks are here."""
 _HALF = 0.5  # shares below half a token round to none
 
 
@@ -78,7 +79,7 @@ def expert_load(tokens: ArrayLike, experts: ArrayLike, top_k: ArrayLike, ranks: 
       top_k: experts per token. [1]
       ranks: expert-parallel ranks. [1]
       skew: exponent of the power law; 0 for balanced. [1]
-      tied: further experts per token, always among the same `TIED` of the busiest rank. [1]
+      tied: further experts per token, always the same `TIED`, of which the busiest rank has as many as it has experts. [1]
     """
     tokens, experts, top_k, ranks, skew, tied = jnp.broadcast_arrays(*(si(x) for x in (tokens, experts, top_k, ranks, skew, tied)))
     out = lambda x: x[..., None]

@@ -19,7 +19,7 @@ from ..._arrays import si
 from ...smooth import ceil, maximum, minimum, pnorm, safe_divide
 from ._constants import Prior
 from ._device import Device
-from ._expert_load import ExpertLoad, expert_load
+from ._expert_load import TIED, ExpertLoad, expert_load
 
 HEIGHTS = (16, 32, 64, 128)
 WIDTH = 128
@@ -278,7 +278,8 @@ def moe_kernel_time(shape: MoeShape, device: Device, constants: MoeConstants, te
     heights = jnp.maximum(s.tuned[..., None], si(UNTUNED))
     busy = sum(_grouped(tiles, load.pairs, load.active, p, hot, rate, heights, tidy, c, temperature) for p in products)
     per_pair = 2 * (2 * s.hidden + (s.gates + 1) * s.width / s.tensor_parallel)
-    traffic = (c.routed * s.tokens * (s.top_k + s.tied) + c.local * load.pairs) * per_pair + c.token * 2 * s.tokens * s.hidden
+    also = s.tied * jnp.minimum(s.experts / s.expert_parallel, TIED) / TIED
+    traffic = (c.routed * s.tokens * (s.top_k + also) + c.local * load.pairs) * per_pair + c.token * 2 * s.tokens * s.hidden
     other = traffic / tidy.bandwidth + c.expert * s.experts / s.expert_parallel + c.sort * sigmoid(4 * jnp.log(s.tokens / c.sort_after))
     return jnp.where(some, c.launch + busy + other, 0.0)
 
