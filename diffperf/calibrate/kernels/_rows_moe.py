@@ -59,8 +59,8 @@ def _moe(table: KernelTable) -> FamilyRows | None:
         tied[stray] = (k * np.minimum(per_token, 1.0) - per_token) * TIED / np.minimum(TIED, e / r)
     kinds = [DATATYPES[d] for d in part.datatype]
     shape = MoeShape(
-        part["num_tokens"], part["hidden_size"], part["inter_size"], np.where(halved, experts / 2, experts), top_k - np.where(limited, tied, 0.0), part["moe_tp_size"],
-        np.where(halved, np.maximum(ranks / 2, 1.0), ranks), skew, np.array([k[1] for k in kinds]), np.array([k[2] for k in kinds]),
+        part["num_tokens"], part["hidden_size"], part["inter_size"], np.where(halved, experts / 2, experts), top_k - np.where(limited, tied, 0.0),
+        part["moe_tp_size"], np.where(halved, np.maximum(ranks / 2, 1.0), ranks), skew, np.array([k[1] for k in kinds]), np.array([k[2] for k in kinds]),
         _tuned(part, kernel), np.full(len(part), 2.0), tied,
     )  # fmt: skip
     library = np.array(["/".join([lib, kind] + [d] * (d not in PLAIN)) for lib, kind, d in zip(part.library, kernel, part.datatype)], object)
