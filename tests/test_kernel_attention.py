@@ -16,8 +16,6 @@ from diffperf.calibrate.kernels import _rows_attention
 from diffperf.calibrate.kernels._fit import fit_kernels, predict_rows
 from diffperf.cost.kernel import _attention, _decode
 from diffperf.cost.kernel._attention import (
-    ATTENTION_BACKWARD,
-    ATTENTION_PREFILL,
     BACKWARD,
     AttentionShape,
     attention_bound,
@@ -28,8 +26,9 @@ from diffperf.cost.kernel._attention import (
     attention_traffic,
 )  # fmt: skip
 from diffperf.cost.kernel._constants import constrain
-from diffperf.cost.kernel._decode import ATTENTION_DECODE, DecodeShape, decode_flops, decode_path, decode_roofline, decode_traffic
+from diffperf.cost.kernel._decode import DecodeShape, decode_flops, decode_path, decode_roofline, decode_traffic
 from diffperf.cost.kernel._device import Device
+from diffperf.cost.kernel._families import ATTENTION_BACKWARD, ATTENTION_DECODE, ATTENTION_PREFILL
 from diffperf.io import read_kernels
 
 H100 = Device(9.89e14, 3.35e12, 132.0, 50e6)

@@ -1,9 +1,21 @@
 """How long one kernel takes, from its shape, the chip and the constants of the library that ships it."""
 
+from ._attention import ATTENTION_BACKWARD_PRIORS as ATTENTION_BACKWARD_PRIORS
+from ._attention import ATTENTION_PRIORS as ATTENTION_PRIORS
+from ._attention import AttentionConstants as AttentionConstants
+from ._attention import AttentionShape as AttentionShape
+from ._attention import attention_backward_kernel_time as attention_backward_kernel_time
+from ._attention import attention_kernel_time as attention_kernel_time
+from ._attention import attention_peak_share as attention_peak_share
 from ._convolution import CONVOLUTION_PRIORS as CONVOLUTION_PRIORS
 from ._convolution import ConvolutionConstants as ConvolutionConstants
 from ._convolution import ConvolutionShape as ConvolutionShape
 from ._convolution import convolution_kernel_time as convolution_kernel_time
+from ._decode import DECODE_PRIORS as DECODE_PRIORS
+from ._decode import DecodeConstants as DecodeConstants
+from ._decode import DecodeShape as DecodeShape
+from ._decode import decode_kernel_time as decode_kernel_time
+from ._decode import decode_path as decode_path
 from ._device import Device as Device
 from ._device import device_of as device_of
 from ._matmul import MATMUL_PRIORS as MATMUL_PRIORS
