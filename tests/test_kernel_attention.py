@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 
 from diffperf.calibrate.kernels import _rows_attention
 from diffperf.calibrate.kernels._fit import fit_kernels, predict_rows
+from diffperf.calibrate.kernels._rows_attention import ATTENTION_BACKWARD, ATTENTION_DECODE, ATTENTION_PREFILL
 from diffperf.cost.kernel import _attention, _decode
 from diffperf.cost.kernel._attention import (
     BACKWARD,
