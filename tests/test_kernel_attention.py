@@ -29,7 +29,6 @@ from diffperf.cost.kernel._attention import (
 from diffperf.cost.kernel._constants import constrain
 from diffperf.cost.kernel._decode import DecodeShape, decode_flops, decode_path, decode_roofline, decode_traffic
 from diffperf.cost.kernel._device import Device
-from diffperf.cost.kernel._families import ATTENTION_BACKWARD, ATTENTION_DECODE, ATTENTION_PREFILL
 from diffperf.io import read_kernels
 
 H100 = Device(9.89e14, 3.35e12, 132.0, 50e6)
