@@ -15,6 +15,7 @@ from diffperf.calibrate.kernels import _rows_streaming
 from diffperf.calibrate.kernels._fit import fit_kernels, predict_rows
 from diffperf.cost.kernel._constants import constrain
 from diffperf.cost.kernel._device import Device
+from diffperf.cost.kernel._families import STREAMING
 from diffperf.cost.kernel._streaming import (
     STREAMING_PRIORS,
     StreamingConstants,
@@ -131,7 +132,7 @@ def test_a_fit_recovers_what_made_the_data():
     shape = StreamingShape(2 ** rng.uniform(0, 16, 400), 2 ** rng.uniform(5, 15, 400), np.full(400, 2.0), np.full(400, 2.0), np.zeros(400))
     truth = CONSTANTS._replace(launch=4e-6, memory=0.7, row_latency=3e-6)
     time = np.asarray(streaming_kernel_time(shape, H100, truth))
-    fit = fit_kernels(_rows_streaming.FAMILY, shape, H100, np.log(time), starts=0)
+    fit = fit_kernels(STREAMING, shape, H100, np.log(time), starts=0)
     assert_allclose(fit.constants().launch, 4e-6, rtol=0.02)
     large = StreamingShape(1e6, 1e4)  # memory, cached and output share what the data says of bandwidth
     assert_allclose(streaming_kernel_time(large, H100, fit.constants()), streaming_kernel_time(large, H100, truth), rtol=0.02)

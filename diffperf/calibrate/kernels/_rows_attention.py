@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ...cost.kernel._attention import ATTENTION_BACKWARD, ATTENTION_PREFILL, ENCODER_ATTENTION, AttentionShape
-from ...cost.kernel._decode import ATTENTION_DECODE, DecodeShape, decode_path
+from ...cost.kernel._attention import AttentionShape
+from ...cost.kernel._decode import DecodeShape, decode_path
+from ...cost.kernel._families import ATTENTION_BACKWARD, ATTENTION_DECODE, ATTENTION_PREFILL, ENCODER_ATTENTION
 from ...io import KernelTable
 from ._families import Family, FamilyRows
 

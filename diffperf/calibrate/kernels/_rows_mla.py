@@ -1,42 +1,18 @@
 """Measured latent attention as rows to fit: prefill, decode and the batched products around decode, by library, kernel and type of the cache."""
 
-from typing import Any
 
 import numpy as np
 
-from ...cost.kernel._attention import ATTENTION_PRIORS, AttentionConstants, attention_bound, attention_kernel_time
-from ...cost.kernel._constants import Prior
-from ...cost.kernel._matmul import MATMUL_PRIORS, MatmulConstants, MatmulShape, matmul_features, matmul_kernel_time
-from ...cost.kernel._mla import (
-    MLA_DECODE_PRIORS,
-    MlaDecodeConstants,
-    MlaDecodeShape,
-    mla_bmm_shape,
-    mla_decode_bound,
-    mla_decode_features,
-    mla_decode_kernel_time,
-    mla_prefill_features,
-    mla_prefill_shape,
-)
+from ...cost.kernel._families import MLA_BMM, MLA_DECODE, MLA_PREFILL
+from ...cost.kernel._matmul import MatmulShape
+from ...cost.kernel._mla import MlaDecodeShape, mla_bmm_shape, mla_prefill_shape
 from ...hardware import DATATYPES as UNITS
 from ...hardware import UnknownNameError, load_system, resolve_name
 from ...io import KernelTable
-from ._families import Family, FamilyRows
-
-MLA_PREFILL = Family("mla_prefill", AttentionConstants, ATTENTION_PRIORS, attention_kernel_time, attention_bound, mla_prefill_features)
-MLA_DECODE = Family("mla_decode", MlaDecodeConstants, MLA_DECODE_PRIORS, mla_decode_kernel_time, mla_decode_bound, mla_decode_features)
+from ._families import FamilyRows
 
 DATATYPES = {"fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 ABSORBED = ("flash_attention", "triton")  # kernels whose prefill attends to the latent; the others expand keys and values per head
-
-
-def _bmm_bound(shape: MatmulShape, device: Any, constants: Any) -> Any:
-    """Arithmetic at the datasheet peak: traffic may all be cached. [s]"""
-    return 2 * shape.batch * shape.m * shape.n * shape.k / device.peak  # type: ignore[operator]
-
-
-MLA_BMM = Family("mla_bmm", MatmulConstants, {**MATMUL_PRIORS, "quantise": Prior(0.5, "positive", 1.0)}, matmul_kernel_time, _bmm_bound, matmul_features)
-"""Batched matmul; fp8 calls quantise their 16-bit input first."""
 
 
 def rows(table: KernelTable) -> list[FamilyRows]:

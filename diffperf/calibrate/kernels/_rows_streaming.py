@@ -6,18 +6,10 @@ which find their inputs in the cache where they fit.
 
 import numpy as np
 
-from ...cost.kernel._streaming import (
-    BLOCK,
-    STREAMING_PRIORS,
-    StreamingConstants,
-    StreamingShape,
-    streaming_bound,
-    streaming_features,
-    streaming_kernel_time,
-    streaming_roofline,
-)
+from ...cost.kernel._families import STREAMING
+from ...cost.kernel._streaming import BLOCK, StreamingShape
 from ...io import KernelTable
-from ._families import Family, FamilyRows
+from ._families import FamilyRows
 
 OPERATORS = ("elementwise", "layernorm", "rmsnorm", "softmax", "reduction", "quantize_computescale", "quantize_scale_matrix")
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
@@ -28,7 +20,6 @@ TENSORS = {
 }
 BY_TOKEN = ("mlp_act", "attn_rope", "rope", "swiglu")
 """Element-wise words whose kernels give a block to each token, however long: the gated activation and rotary kernels of serving frameworks."""
-FAMILY = Family("streaming", StreamingConstants, STREAMING_PRIORS, streaming_kernel_time, streaming_bound, streaming_features, streaming_roofline)
 
 
 def rows(table: KernelTable) -> list[FamilyRows]:
@@ -63,4 +54,4 @@ def rows(table: KernelTable) -> list[FamilyRows]:
     library = np.array([f"{lib}/{kind}" for lib, kind in zip(part.library[at], word[at])], object)
     group = np.array([f"{a:.0f}x{b:.0f}" for a, b in zip(m[at], n[at])], object)
     picked = StreamingShape(*(np.asarray(x)[at] for x in shape))
-    return [FamilyRows(FAMILY, picked, part.datatype[at], library, group, part.time_s[at], here[at], left_out)]
+    return [FamilyRows(STREAMING, picked, part.datatype[at], library, group, part.time_s[at], here[at], left_out)]

@@ -12,11 +12,11 @@ from ...cost.kernel._constants import constrain
 from ...cost.kernel._device import device_of
 from ...hardware import UnknownNameError, load_system, resolve_name
 from ...io import KernelTable
-from . import _rows_matmul
+from . import _rows_attention, _rows_matmul, _rows_mla, _rows_moe, _rows_streaming
 from ._families import FamilyRows
 from ._joint import KernelSet
 
-READERS = (_rows_matmul.rows,)
+READERS = (_rows_matmul.rows, _rows_attention.rows, _rows_moe.rows, _rows_mla.rows, _rows_streaming.rows)
 TOO_FAST = 0.98
 """A row below this share of the time that arithmetic takes at the datasheet peak is no time of this kernel on this chip."""
 

@@ -19,7 +19,6 @@ from ..._arrays import si
 from ...smooth import ceil, maximum, minimum, pnorm, safe_divide
 from ._constants import Prior
 from ._device import Device
-from ._family import Family
 
 BLOCKS = (64, 128, 256)
 TILE = 128  # keys per step of a block
@@ -256,10 +255,3 @@ def attention_features(shape: AttentionShape, device: Device) -> Float[Array, ".
         jnp.log(s.head_dim / 128), jnp.log(seen) / 2, jnp.log(units) / 4, jnp.log(intensity * device.bandwidth / device.peak) / 4,
     )  # fmt: skip
     return jnp.stack(jnp.broadcast_arrays(*columns), axis=-1)
-
-
-ATTENTION_PREFILL = Family("attention_prefill", AttentionConstants, ATTENTION_PRIORS, attention_kernel_time, attention_bound, attention_features)
-ATTENTION_BACKWARD = Family(
-    "attention_backward", AttentionConstants, ATTENTION_BACKWARD_PRIORS, attention_backward_kernel_time, attention_backward_bound, attention_features
-)
-ENCODER_ATTENTION = Family("encoder_attention", AttentionConstants, ATTENTION_PRIORS, attention_kernel_time, attention_bound, attention_features)

@@ -18,7 +18,6 @@ from ..._arrays import si
 from ...smooth import ceil, maximum, minimum, pnorm, safe_divide
 from ._constants import Prior
 from ._device import Device
-from ._family import Family
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 TILE = 128  # keys per step of a block
@@ -221,6 +220,3 @@ def decode_features(shape: DecodeShape, device: Device) -> Float[Array, "... 8"]
         jnp.log(traffic / device.cache) / 4,
     )  # fmt: skip
     return jnp.stack(jnp.broadcast_arrays(*columns), axis=-1)
-
-
-ATTENTION_DECODE = Family("attention_decode", DecodeConstants, DECODE_PRIORS, decode_kernel_time, decode_bound, decode_features)

@@ -29,7 +29,7 @@ class Family:
     time: Callable[..., Any]
     bound: Callable[..., Any]
     features: Callable[..., Any]
-    roofline: Callable[..., Any] = lambda shape, device: 0.0  # every family gives its own
+    roofline: Callable[..., Any]
 
     @property
     def size(self) -> int:
