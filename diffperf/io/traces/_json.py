@@ -6,11 +6,12 @@ gzipped. A file that is cut or damaged gives all values before that place, and t
 
 import codecs
 import gzip
+import io
 import json
 import re
 import zlib
 from collections.abc import Collection, Iterator
-from typing import IO, Any
+from typing import Any
 
 _WINDOW = 1 << 20  # characters read at a time
 _LARGEST = 1 << 28  # characters of one value at most
@@ -26,7 +27,7 @@ class CutError(Exception):
         super().__init__(place)
 
 
-def open_bytes(path: str) -> IO[bytes]:
+def open_bytes(path: str) -> io.BufferedReader | gzip.GzipFile:
     """The file, unpacked if it is gzipped, whatever its name."""
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
@@ -68,7 +69,7 @@ def members(path: str, streamed: Collection[str]) -> Iterator[tuple[str, Any]]:
 class _Text:
     """A window on the text; `at` is the place of reading in it."""
 
-    def __init__(self, file: IO[bytes]):
+    def __init__(self, file: io.BufferedReader | gzip.GzipFile):
         self.file, self.decode = file, codecs.getincrementaldecoder("utf-8")("replace")
         self.buffer, self.at, self.before, self.ended, self.count, self.why = "", 0, 0, False, 0, "the file ends"
 
@@ -118,10 +119,13 @@ class _Text:
         return CutError(f"{what}, at character {self.before + self.at:,}", self.count > 0)
 
     def _more(self) -> None:
+        wanted, parts = max(_WINDOW, len(self.buffer) - self.at), []
         try:
-            data = self.file.read(max(_WINDOW, len(self.buffer) - self.at))
+            while wanted > 0 and (data := self.file.read1(wanted)):  # not `read`, which loses what comes before a damaged place
+                parts.append(data)
+                wanted -= len(data)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            data, self.why = b"", f"the gzip stream is damaged or cut ({error})"
-        self.ended = not data
+            self.why = f"the gzip stream is damaged or cut ({error})"
+        self.ended = wanted > 0
         self.before += self.at
-        self.buffer, self.at = self.buffer[self.at :] + self.decode.decode(data, final=self.ended), 0
+        self.buffer, self.at = self.buffer[self.at :] + self.decode.decode(b"".join(parts), final=self.ended), 0
