@@ -1,6 +1,7 @@
 """Measured attention kernels as rows to fit: prefill, backward, encoder and decode.
 
-Rows share constants where framework, kernel, and datatypes of queries and cache agree; head widths above 256 are kernels of their own. With an 8-bit cache
+Rows share constants where framework, kernel, and datatypes of queries and cache agree; head widths above 256 are kernels of their own,
+and so are widths that are no multiple of 16 in TensorRT-LLM (on Blackwell they take five times as long as their neighbours). With an 8-bit cache
 the kernels of TensorRT-LLM (also behind FlashInfer) and FlashAttention 3 multiply in 8 bits; FlashInfer's own and Triton's widen the cache to 16.
 """
 
@@ -20,7 +21,7 @@ FAMILIES = {family.name: family for family in (ATTENTION_PREFILL, ATTENTION_BACK
 BYTES = {"fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 WIDENING = ("fidecode", "fiprefill", "triton")
 ALIASES = {"vllm_flash_attn": "vllm_flash_attn_fa2"}  # before vLLM named the version, it was FlashAttention 2
-WIDE = 256
+WIDE, ODD = 256, 16
 
 
 def rows(table: KernelTable) -> list[FamilyRows]:
@@ -57,7 +58,7 @@ def _rows(table: KernelTable, here: np.ndarray, family: Family) -> FamilyRows:
 
 
 def _library(library: str, source: str, datatype: str, cache: str, width: float) -> str:
-    parts = [library, source, "fp8" if datatype == "fp8" else "fp8_cache" if cache == "fp8" else "", "wide" if width > WIDE else ""]
+    parts = [library, source, "fp8" if datatype == "fp8" else "fp8_cache" if cache == "fp8" else "", "wide" if width > WIDE else "odd" if source == "torch_flow" and width % ODD else ""]
     return "/".join(part for part in parts if part)
 
 
