@@ -46,7 +46,7 @@ def _with_plan(command: Callable[..., None]) -> Callable[..., None]:
 def trace(
     job: Job | None,
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Traces of one job, one or more ranks: Kineto, JAX (XSpace, trace.json), Chakra.")],
-    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="Write everything as one JSON document; /dev/stdout prints it.")] = None,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="Write everything as one JSON document; - prints it and nothing else.")] = None,
     measurements: Annotated[str | None, typer.Option("--measurements", metavar="FOLDER", help="Write kernels.csv, collectives.csv, overlap.csv.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Kernels to print.")] = 12,
 ) -> None:
@@ -55,7 +55,9 @@ def trace(
     from . import _output
     from ._calibrate import check_target
 
-    if json_out is not None:
+    if json_out == "/dev/stdout":
+        json_out = "-"
+    if json_out not in (None, "-"):
         check_target(json_out)
     if measurements is not None and not Path(measurements).absolute().parent.is_dir():
         raise ValueError(f"{measurements}: the folder {Path(measurements).absolute().parent} does not exist. Create it first.")
@@ -73,12 +75,13 @@ def trace(
         "ranks": described, "steps": steps, "left_out": left_out_dict(left), "stragglers": [dataclasses.asdict(item) for item in late],
         "clocks": clocks, "comparison": compared, "measurements": written,
     }  # fmt: skip
+    if json_out == "-":
+        _output.print_json(document)
+        return
     if json_out is not None:
         from .._files import write_atomic
 
         write_atomic(json_out, _output.json_text(document) + "\n")
-        if json_out == "/dev/stdout":
-            return
     _print(document, ranks, top)
     if json_out is not None:
         _output.out().print(f"wrote {json_out}", markup=False)

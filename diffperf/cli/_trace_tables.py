@@ -80,7 +80,7 @@ def _stragglers(late: Sequence[dict[str, Any]]) -> Table:
 
 
 def _kernels(ranks: Sequence[dict[str, Any]], top: int) -> Table:
-    result = _columns("Kernels, all ranks", "kernel", "kind", "count", "total", "mean", "beside", "FLOP/s", "bandwidth")
+    result = _columns("Kernels, all ranks", "kernel", "kind", "count", "total", "mean", "beside", "TFLOP/s", "GB/s")
     sums: dict[tuple[str, str], list[float]] = {}
     rates: dict[tuple[str, str], tuple[float, float]] = {}
     for rank in ranks:
@@ -93,8 +93,8 @@ def _kernels(ranks: Sequence[dict[str, Any]], top: int) -> Table:
     rows = sorted(((key, value) for key, value in sums.items() if key[1] != "synchronisation"), key=lambda item: -item[1][1])
     for (name, kind), (count, total, beside) in rows[:top]:
         flops, moved = rates[name, kind]
-        result.add_row(_short(name), kind[:8], f"{int(count):,}", time_text(total), time_text(total / count), percent(beside / total) if total else "-",
-                       quantity(flops, "FLOP/s") if flops > 0 else "-", quantity(moved, "B/s") if moved > 0 else "-")  # fmt: skip
+        result.add_row(_short(name), kind[:7], f"{int(count):,}", time_text(total), time_text(total / count), percent(beside / total) if total else "-",
+                       digits(flops / 1e12) if flops > 0 else "-", digits(moved / 1e9) if moved > 0 else "-")  # fmt: skip
     return result
 
 
