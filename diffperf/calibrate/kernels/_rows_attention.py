@@ -58,7 +58,8 @@ def _rows(table: KernelTable, here: np.ndarray, family: Family) -> FamilyRows:
 
 
 def _library(library: str, source: str, datatype: str, cache: str, width: float) -> str:
-    parts = [library, source, "fp8" if datatype == "fp8" else "fp8_cache" if cache == "fp8" else "", "wide" if width > WIDE else "odd" if source == "torch_flow" and width % ODD else ""]
+    kernel = "wide" if width > WIDE else "odd" if source == "torch_flow" and width % ODD else ""
+    parts = [library, source, "fp8" if datatype == "fp8" else "fp8_cache" if cache == "fp8" else "", kernel]
     return "/".join(part for part in parts if part)
 
 
