@@ -423,6 +423,16 @@ def test_unequal_collectives_are_not_compared(tmp_path):
     assert matched is None and left[0].examples == ("all_reduce: 2 to 3",)
 
 
+def test_ranks_that_do_not_end_together_are_not_compared(tmp_path):
+    paths = two_ranks(tmp_path, 0)
+    document = json.loads(paths[1].read_text())
+    for k, event in enumerate(document["traceEvents"]):
+        event["ts"] += 400 * k
+    paths[1].write_text(json.dumps(document))
+    matched, left = match_collectives(read_traces(paths)[0])
+    assert matched is None and "do not end together" in left[0].reason
+
+
 # Measurements
 
 

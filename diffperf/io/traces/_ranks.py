@@ -11,6 +11,7 @@ import numpy as np
 
 from ._tables import LeftOut, RankTrace
 
+_TOGETHER = 0.2  # of a collective's duration: ends further apart than this are not of one collective
 CLOCKS_AGREE_S = 50e-6  # ranks of one host agree within some microseconds, those of several hosts within milliseconds
 
 
@@ -47,7 +48,8 @@ class Matched:
 
 
 def match_collectives(traces: Sequence[RankTrace]) -> tuple[Matched | None, tuple[LeftOut, ...]]:
-    """The k-th collective of each operation and group on each rank taken as one; None if no two ranks share any. What could not be matched is left out."""
+    """The k-th collective of each operation and group on each rank taken as one; None if no two ranks share any, or if most do not end together even on
+    aligned clocks (uneven all-to-alls, other parts of a run). What could not be matched is left out."""
     several = [i for i, trace in enumerate(traces) if trace.collectives]
     lists = []
     for i in several:
@@ -81,6 +83,11 @@ def match_collectives(traces: Sequence[RankTrace]) -> tuple[Matched | None, tupl
     clock = np.nanmedian(end - np.nanmedian(end, axis=1, keepdims=True), axis=0)
     aligned = end - clock
     spread = float(np.median(np.nanmax(aligned, axis=1) - np.nanmin(aligned, axis=1)))
+    duration = float(np.median(np.nanmax(end - start, axis=1)))
+    if spread > max(CLOCKS_AGREE_S, _TOGETHER * duration):
+        left.append(LeftOut("ranks whose collectives do not end together on aligned clocks, not compared", "all files", len(several),
+                            (f"the ends differ by {spread * 1e3:.3g} ms, the collectives take {duration * 1e3:.3g} ms",)))  # fmt: skip
+        return None, tuple(left)
     return Matched(np.array(several), table, start, end, clock, bool(np.max(np.abs(clock)) <= CLOCKS_AGREE_S), spread), tuple(left)
 
 
