@@ -6,6 +6,7 @@ from ._graph import TaskGraphError as TaskGraphError
 from ._graph import task_graph as task_graph
 from ._longest_path import finish_times as finish_times
 from ._longest_path import makespan as makespan
+from ._pipeline import pipeline_timeline as pipeline_timeline
 from ._step import step_timeline as step_timeline
 from ._timeline import Memory as Memory
 from ._timeline import PathShare as PathShare

@@ -3,6 +3,8 @@
 from collections.abc import Hashable, Iterable
 
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from ._graph import Task, TaskGraph, task_graph
@@ -46,5 +48,7 @@ class TaskList:
     def durations(self, costs: dict[str, Float[Array, ""]]) -> Float[Array, " tasks"]:
         """Durations under a table of costs; differentiable in it. [s]"""
         place = {name: i for i, name in enumerate(costs)}
-        table = jnp.stack([jnp.asarray(cost, float) for cost in costs.values()])
-        return table[jnp.array([place[name] for name in self._cost])] * jnp.array(self._share)
+        which, share = np.array([place[name] for name in self._cost]), np.array(self._share)
+        if any(isinstance(cost, Tracer) for cost in costs.values()):
+            return jnp.stack(list(costs.values()))[which] * share
+        return jnp.asarray(np.array([float(cost) for cost in costs.values()])[which] * share, float)  # plain numbers need no compilation

@@ -9,6 +9,8 @@ Relaxed: the maximum becomes `tau * logsumexp(. / tau)`, so the makespan becomes
 A graph has very many paths: keep the temperature below about 0.1.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,19 +51,42 @@ def makespan(graph: TaskGraph, durations: Real[ArrayLike, " tasks"], temperature
     return jnp.where(tau > 0, safe * jax.nn.logsumexp(ends / safe), last)
 
 
-def critical_tasks(graph: TaskGraph, durations: Real[ArrayLike, " tasks"]) -> np.ndarray:
-    """Indices of the tasks on the critical path, first to last; each starts when the one before it ends."""
-    d = np.asarray(durations, float)
-    ends = np.asarray(finish_times(graph, d))
-    waits: dict[int, list[int]] = {}
-    for j, i in graph.edges.array:
-        waits.setdefault(int(i), []).append(int(j))
-    at = int(np.asarray(graph.sinks)[np.argmax(ends[np.asarray(graph.sinks)])])
-    path = [at]
-    while at in waits:
-        at = max(waits[at], key=lambda j: ends[j])  # the first of equals, as argmax
-        path.append(at)
-    return np.array(path[::-1])
+class Schedule(NamedTuple):
+    """What runs when, on the host.
+
+    Attributes:
+      start, finish: of each task, shape (tasks,). [s]
+      critical: indices of the tasks on the critical path, first to last; each starts when the one before it ends.
+    """
+
+    start: np.ndarray
+    finish: np.ndarray
+    critical: np.ndarray
+
+
+def host_schedule(graph: TaskGraph, durations: Real[ArrayLike, " tasks"]) -> Schedule:
+    """The same longest path in NumPy's float64, for files and tables: in float32 the bars of a long step would overlap."""
+    lengths = np.asarray(durations, float).tolist()
+    before = np.asarray(graph.before).tolist()
+    row = np.asarray(graph.row)
+    task_of = dict(zip(row.tolist(), range(len(lengths)), strict=True))
+    nothing = len(before) + 1
+    ends = [0.0]
+    via = [0]  # the slot that decides when a row starts
+    for i, slots in enumerate(before):
+        last = max((slot for slot in slots if slot != nothing), key=ends.__getitem__)  # the first of equals, as argmax
+        via.append(last)
+        ends.append(ends[last] + (lengths[task_of[i]] if i in task_of else 0.0))
+    slots = np.array(via)[row + 1]
+    start, finish = np.array(ends)[slots], np.array(ends)[row + 1]
+    sinks = np.asarray(graph.sinks)
+    at = int(row[sinks[np.argmax(finish[sinks])]]) + 1
+    path = []
+    while at:
+        if at - 1 in task_of:
+            path.append(task_of[at - 1])
+        at = via[at]
+    return Schedule(start, finish, np.array(path[::-1]))
 
 
 def _scan(before, by_row, join):

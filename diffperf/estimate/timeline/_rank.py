@@ -68,10 +68,18 @@ class _Rank:
             if after is not None:
                 self._gather(after, seen, waits)
             self._compute(slot, waits)
-            if one.kind == self.shape.gradient_pass and self.shape.trained:
-                self._gradients(slot, final=seen[one.kind, one.chunk] == uses[one.kind, one.chunk] - (0 if slot.last else 1))
+            done = self.gate
+            final = seen[one.kind, one.chunk] == uses[one.kind, one.chunk] - (0 if slot.last else 1)
+            makes = self.shape.trained and one.kind == self.shape.gradient_pass
+            scatters = makes and self.shape.shard_parameters and (self.shape.stages == 1 or final)
+            if scatters:
+                self.gate = (self._add(slot, "scatter", "data", "data", "scatter", done),)
             if after is not None and after in self.needs:
                 self._gather_exposed(after)
+            if scatters:  # what may wait comes after what the next compute waits for
+                self._add(slot, "scatter beside", "data", "data", "scatter beside", self.gate)
+            if makes and self.shape.reduce and (final or self.shape.reduce_every):
+                self._reduce(slot, done)
             if slot.last:
                 self._send(slot.at)
         return RankTasks(self._end(), [(self.first_task[key], self.last_task[key]) for key in self.first_task])
@@ -159,17 +167,12 @@ class _Rank:
         """The part of a gather that starts when the compute before it is done."""
         self.needs[slot].append(self._add(slot, "gather", "data", "data", "gather", self.gate))
 
-    def _gradients(self, slot: _Slot, final: bool) -> None:
-        """Reduce-scatters or reduces the gradients of a group."""
-        shape = self.shape
-        if shape.shard_parameters and (shape.stages == 1 or final):
-            self.gate = (self._add(slot, "scatter", "data", "data", "scatter", self.gate),)
-            self._add(slot, "scatter beside", "data", "data", "scatter beside", self.gate)
-        if shape.reduce and (final or shape.reduce_every):
-            if shape.overlap_gradient:
-                self._add(slot, "reduce", "data", "data", "reduce", self.gate)
-            else:
-                self.put_off.append(f"{self._label(slot)} reduce @{self.rank}")
+    def _reduce(self, slot: _Slot, done: tuple) -> None:
+        """Reduces the gradients of a group over the replicas, beside what follows or at the end."""
+        if self.shape.overlap_gradient:
+            self._add(slot, "reduce", "data", "data", "reduce", done)
+        else:
+            self.put_off.append(f"{self._label(slot)} reduce @{self.rank}")
 
     def _updates(self, slots: list[_Slot]) -> None:
         """Gathers the parameters that the step before updated, in the order in which forward passes need them."""

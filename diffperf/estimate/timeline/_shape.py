@@ -1,12 +1,12 @@
 """What of a model and a plan decides which tasks a step has: host numbers, read and checked once."""
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from ...parallel._order import Pass, pipeline_order, splits_backward
-from ...parallel._plan import SCHEDULES, Plan, PlanError, num_microbatches
+from ...parallel._plan import SCHEDULES, Plan, PlanError
 from ...workload import Transformer
 from ._layers import Layout
 
@@ -68,31 +68,32 @@ class StepShape(NamedTuple):
 
 def step_shape(model: Transformer, plan: Plan, schedule: str | None) -> StepShape:
     """Reads the structure of a step; raises what `step_timeline` raises."""
-    try:
-        p, v, m, c, t = (float(x) for x in (plan.pipeline_parallel, plan.virtual_stages, num_microbatches(plan), plan.context_parallel, plan.tensor_parallel))
-        weights = [float(w) for w in plan.schedule]
-        layers = float(jnp.sum(model.blocks.count))
-        experts = bool(np.any(np.asarray(model.blocks.num_experts) > 0)) and float(plan.expert_parallel) > 1
+    try:  # NumPy, as under jit even plain arrays are traced by what jax.numpy does to them
+        q = SimpleNamespace(**{name: float(leaf) for name, leaf in vars(plan).items() if name not in ("precision", "schedule")})
+        weights = np.asarray(plan.schedule, float).tolist()
+        layers = float(np.sum(np.asarray(model.blocks.count, float)))
+        experts = bool(np.any(np.asarray(model.blocks.num_experts, float) > 0))
     except Exception as error:
         raise PlanError("step_timeline reads the structure of the step from model and plan, so they should hold plain numbers. Build them outside "
                         "of jit, grad and vmap, and trace only system and stack.") from error  # fmt: skip
+    m = q.global_batch_size / (q.data_parallel * q.micro_batch_size)
     if abs(m - round(m)) > 1e-6 or round(m) < 1:
         raise PlanError(f"a step has {m:g} micro-batches per data-parallel rank; make global_batch_size a multiple of data_parallel * micro_batch_size.")
     if max(weights) < 1:
         blend = ", ".join(f"{w:g} {name}" for w, name in zip(weights, SCHEDULES, strict=True))
         raise PlanError(f"the plan blends schedules ({blend}); give one of them weight 1.")
-    p, v, m, c = round(p), round(v), round(m), round(c)
+    p, v, m, c = (round(x) for x in (q.pipeline_parallel, q.virtual_stages, m, q.context_parallel))
     if schedule is None:
         schedule = SCHEDULES[weights.index(max(weights))]
         if schedule == "zero-bubble":
             schedule = "zb-h1" if v == 1 else "zb-v"
     if schedule == "dualpipe" and p == 1:
         schedule = "1f1b"  # no second direction
-    replicas = float(plan.data_parallel) * c
-    trained = float(plan.trainable) > 0
-    sharded = float(plan.shard_parameters) > 0 and replicas > 1
-    reduce = trained and replicas > 1 and not (sharded and float(plan.shard_group) >= replicas)
-    repeats_core = float(plan.recompute_selective) > 0 and float(plan.fused_attention) < 1
+    replicas = q.data_parallel * c
+    trained = q.trainable > 0
+    sharded = q.shard_parameters > 0 and replicas > 1
+    reduce = trained and replicas > 1 and not (sharded and q.shard_group >= replicas)
+    repeats_core = q.recompute_selective > 0 and q.fused_attention < 1
     return StepShape(
         schedule=schedule,
         stages=p,
@@ -101,18 +102,18 @@ def step_shape(model: Transformer, plan: Plan, schedule: str | None) -> StepShap
         layers=layers / (p * v),
         order=pipeline_order(schedule, p, m, v),
         layout=Layout(
-            tensor=t > 1,
+            tensor=q.tensor_parallel > 1,
             context=c > 1,
-            ring=c if float(plan.context_all_to_all) == 0 else 1,
-            expert=experts,
-            offload=float(plan.activation_offload) > 0,
-            recompute=float(plan.recompute_full) > 0 or repeats_core,
+            ring=c if q.context_all_to_all == 0 else 1,
+            expert=experts and q.expert_parallel > 1,
+            offload=q.activation_offload > 0,
+            recompute=q.recompute_full > 0 or repeats_core,
         ),
         shard_parameters=sharded,
         trained=trained,
         reduce=reduce,
-        reduce_every=reduce and not sharded and float(plan.shard_gradients) > 0,
-        update=reduce and not sharded and float(plan.shard_optimizer) > 0,
-        overlap_gradient=float(plan.overlap_gradient) > 0,
-        host=float(plan.optimizer_offload) > 0,
+        reduce_every=reduce and not sharded and q.shard_gradients > 0,
+        update=reduce and not sharded and q.shard_optimizer > 0,
+        overlap_gradient=q.overlap_gradient > 0,
+        host=q.optimizer_offload > 0,
     )

@@ -22,6 +22,7 @@ from ...hardware import System
 from ...parallel._plan import Plan, PlanError
 from ...stack import Stack
 from ...workload import Transformer
+from .._estimate import Estimate
 from .._train import train_step
 from ._build import TaskList
 from ._passes import StepTimes, stage_activations, step_times
@@ -62,19 +63,18 @@ def step_timeline(model: Transformer, system: System, plan: Plan, stack: Stack, 
     tasks.add("jitter @0", "jitter", 0, "host", "jitter", (overhead,))
     graph = tasks.graph()
 
-    times, jitter, closed_form = _numbers(model, system, plan, stack)
+    times, estimate = step_numbers(model, system, plan, stack)
     memory = stage_activations(model, plan, stack, shape.stages)
-    costs = _costs(times, shape, groups) | {"jitter": jitter}
+    costs = _costs(times, shape, groups) | {"jitter": estimate.breakdown.jitter}
     index = {task.name: i for i, task in enumerate(graph.tasks)}
     spans = np.array([(i, index[first], index[last]) for i, rank in enumerate(ranks) for first, last in rank.holds], dtype=np.int32)
-    return Timeline(graph, tasks.durations(costs), Memory(memory.base, memory.micro_batch / shape.virtual_stages, spans), closed_form)
+    return Timeline(graph, tasks.durations(costs), Memory(memory.base, memory.micro_batch / shape.virtual_stages, spans), estimate.step_time)
 
 
 @jax.jit
-def _numbers(model: Transformer, system: System, plan: Plan, stack: Stack):
+def step_numbers(model: Transformer, system: System, plan: Plan, stack: Stack) -> tuple[StepTimes, Estimate]:
     """All that does not depend on the structure, compiled once for steps of any structure."""
-    estimate = train_step(model, system, plan, stack)
-    return step_times(model, system, plan, stack), estimate.breakdown.jitter, estimate.step_time
+    return step_times(model, system, plan, stack), train_step(model, system, plan, stack)
 
 
 def _tasks_per_group(shape: StepShape) -> float:

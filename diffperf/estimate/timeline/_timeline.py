@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Real
 
 from ..._arrays import si
 from ._graph import TaskGraph, TaskGraphError
-from ._longest_path import critical_tasks, finish_times, makespan
+from ._longest_path import finish_times, host_schedule, makespan
 from ._trace import chrome_trace
 
 
@@ -112,7 +112,7 @@ def critical_path(timeline: Timeline) -> list[PathShare]:
     """
     durations = np.asarray(timeline.durations)
     found: dict[str, list[float]] = {}
-    for i in critical_tasks(timeline.graph, durations):
+    for i in host_schedule(timeline.graph, durations).critical:
         found.setdefault(timeline.graph.tasks[i].kind, []).append(float(durations[i]))
     total = sum(map(sum, found.values()))
     rows = [PathShare(kind, sum(times), sum(times) / total if total else 0.0, sum(t > 0 for t in times)) for kind, times in found.items()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...io import ChromeTrace, Counter, Slice
-from ._longest_path import critical_tasks, finish_times
+from ._longest_path import host_schedule
 
 if TYPE_CHECKING:
     from ._timeline import Timeline
@@ -35,9 +35,8 @@ def chrome_trace(timeline: Timeline) -> ChromeTrace:
     """Slices, arrows and counters of a timeline; `critical` tasks carry that word in category and args."""
     graph = timeline.graph
     durations = np.asarray(timeline.durations, float)
-    ends = np.asarray(finish_times(graph, durations))
-    starts = np.maximum(ends - durations, 0.0)
-    critical = set(critical_tasks(graph, durations).tolist())
+    starts, ends, path = host_schedule(graph, durations)
+    critical = set(path.tolist())
     slices = []
     for i, task in enumerate(graph.tasks):
         mark = i in critical
@@ -46,7 +45,6 @@ def chrome_trace(timeline: Timeline) -> ChromeTrace:
         name = task.name.rsplit(" @", 1)[0]
         slices.append(Slice(f"rank {task.rank}", task.stream, name, category, float(starts[i]), float(durations[i]), COLOURS.get(task.kind, ""), facts))
     arrows = [(int(a), int(b)) for a, b in graph.edges.array if graph.tasks[a].rank != graph.tasks[b].rank]
-    path = critical_tasks(graph, durations)
     marks = [Slice("critical path", graph.tasks[i].kind, slices[i].name, "critical", float(starts[i]), float(durations[i]), "",
                    {"rank": graph.tasks[i].rank}) for i in path if durations[i] > 0]  # fmt: skip
     facts = {"made_by": "diffperf", "step_time_s": float(ends.max())}
