@@ -82,7 +82,7 @@ def test_trace_beside_a_prediction(tmp_path, capsys, monkeypatch):
     from diffperf.estimate import Breakdown
 
     parts = dict.fromkeys(Breakdown.__dataclass_fields__, 0.0) | dict(matmul=30e-6, attention=10e-6, optimizer=5e-6, data=8e-6, launch=20e-6, bubble=7e-6)
-    estimate = types.SimpleNamespace(step_time=80e-6, breakdown=Breakdown(**parts))
+    estimate = types.SimpleNamespace(step_time=80e-6, feasible=True, breakdown=Breakdown(**parts))
     monkeypatch.setattr(_inputs, "predict", lambda inputs: _inputs.Prediction(estimate, 70e-6, 90e-6, True, ()))
     files = [write(tmp_path, rank) for rank in (0, 1)]
     assert run("trace", *files, "--model", "llama-3.2-1b", "--system", "h100", "--gbs", 4, "--seq", 2048, "--zero", 3, "--json", tmp_path / "out.json") == 0

@@ -257,6 +257,9 @@ def test_work_of_operators():
     assert flash is not None and (flash.op, flash.flops) == ("attention_prefill", 4 * 2 * 8 * 64 * 128 * 128 / 2)
     add = work_of("aten::add", Inputs(((64, 32), (32,)), ("float", "float")))
     assert add is not None and (dict(add.sizes), add.nbytes) == (dict(m=2048), 4 * (2048 + 32 + 2048))
+    images = ((4, 6, 9, 9), (8, 3, 3, 3), (), (), (), ())
+    conv = work_of("aten::cudnn_convolution", Inputs(images, ("float",) * 6, ("", "", "[1, 1]", "[2, 2]", "[1, 1]", "2")))  # 5 x 5 outputs, 2 groups
+    assert conv is not None and (conv.flops, conv.nbytes) == (2 * 4 * 8 * 25 * 27, 4 * (4 * 6 * 81 + 8 * 27 + 4 * 8 * 25))
     assert work_of("aten::mm", Inputs(((3, 4),), ("float",))) is None
     assert work_of("aten::mm", Inputs(((3, 4), (5, 6)), ("float", "float"))) is None
     assert work_of("aten::topk", Inputs(((3, 4),), ("float",))) is None

@@ -144,13 +144,18 @@ def _compare(job: Job, ranks: Sequence[Any]) -> dict[str, Any]:
     predicted = dict.fromkeys(("compute", "communication", "idle and overhead"), 0.0)
     for name, value in parts.items():
         predicted[kind_of(name)] += value
+    notes = [*prediction.notes]
+    if not bool(prediction.estimate.feasible):
+        notes.append("the plan does not fit into memory")
+    if not whole:
+        notes.append("the trace marks no steps; its whole span was taken as one")
     return {
         "model": inputs.model_name, "system": inputs.system_name, "num_devices": job.devices, "steps": len(whole),
         "measured": {"step_time_s": measured, "compute_s": compute, "exposed_communication_s": exposed, "idle_and_overhead_s": measured - compute - exposed},
         "predicted": {"step_time_s": float(prediction.estimate.step_time), "low_s": prediction.low_s, "high_s": prediction.high_s,
                       "compute_s": predicted["compute"], "exposed_communication_s": predicted["communication"],
                       "idle_and_overhead_s": predicted["idle and overhead"]},
-        "notes": [*prediction.notes, *([] if whole else ["the trace marks no steps; its whole span was taken as one"])],
+        "notes": notes,
     }  # fmt: skip
 
 

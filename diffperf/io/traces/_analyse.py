@@ -7,6 +7,7 @@ the part of the communication that compute covers. Records of synchronisation ar
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from ._classify import COMMUNICATION, COMPUTE, KINDS, MEMORY, SYNCHRONISATION
 from ._intervals import covered, length, union
 from ._tables import ExecutionGraph, RankTrace
 from ._work import Work, work_of
+
+
+_HELPER = re.compile(r"elementwise_kernel|reduce_kernel|splitKreduce|transpose|nchwToNhwc|nhwcToNchw|im2|im3d2|SubTensorOp", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,20 +151,20 @@ def _rate(amount: np.ndarray, duration: np.ndarray) -> float:
 
 def works(trace: RankTrace) -> dict[int, Work]:
     """Device event -> the work of its operator, for operators whose recorded inputs tell it. Of several kernels of one call the longest stands for it; a
-    matmul is never one of PyTorch's element-wise kernels, which add its bias."""
+    matmul or convolution is never a kernel that adds its bias, sums its parts or changes a layout."""
     e, ops = trace.events, trace.operators
     at = np.flatnonzero((e.kind == COMPUTE) & (e.operator >= 0))
     at = at[ops.inputs[e.operator[at]] >= 0] if len(ops) else at[:0]
     known: dict[tuple[int, int], Work | None] = {}
     longest: dict[int, int] = {}
-    beside = np.array(["elementwise_kernel" in name or "reduce_kernel" in name for name in trace.names], bool)
+    helps = np.array([_HELPER.search(name) is not None for name in trace.names], bool)
     for row in at.tolist():
         op = int(e.operator[row])
         key = (int(ops.name[op]), int(ops.inputs[op]))
         if key not in known:
             known[key] = work_of(trace.names[key[0]], trace.inputs[key[1]])
         work = known[key]
-        if work is None or (work.flops and beside[e.name[row]]):
+        if work is None or (work.flops and helps[e.name[row]]):
             continue
         if op not in longest or e.duration_s[row] > e.duration_s[longest[op]]:
             longest[op] = row

@@ -25,10 +25,11 @@ WAITING = "waiting_included"
 
 def kernel_measurements(traces: Sequence[RankTrace]) -> tuple[KernelTable | None, tuple[LeftOut, ...]]:
     """One row per operator, shape, datatype, kernel and device: the median of its runs over all ranks; None if no shape was recorded."""
-    found: dict[tuple[Any, ...], list[float]] = {}
+    times_of: dict[tuple[Any, ...], list[float]] = {}
     left = []
     for trace in traces:
-        e, work = trace.events, works(trace)
+        e = trace.events
+        work = {row: found for row, found in works(trace).items() if found.op != "convolution"}  # for which kernel tables have no sizes
         rows = np.array(sorted(work), int)
         if not len(rows):
             continue
@@ -47,11 +48,11 @@ def kernel_measurements(traces: Sequence[RankTrace]) -> tuple[KernelTable | None
             cells = rows_of(of) | (dict(datatype="tf32") if tf32 else {})
             flag = "several_kernels" if launched[e.operator[row]] > 1 else ""  # the longest of one call
             key = (trace.accelerator or "unknown", trace.names[e.name[row]][:160], flag, *cells.items())
-            found.setdefault(key, []).append(float(e.duration_s[row]))
-    if not found:
+            times_of.setdefault(key, []).append(float(e.duration_s[row]))
+    if not times_of:
         return None, tuple(left)
     records = [dict(gpu=gpu, kernel_source=kernel, flag=flag, library="torch", time_us=float(np.median(times)) * 1e6) | dict(cells)
-               for (gpu, kernel, flag, *cells), times in found.items()]  # fmt: skip
+               for (gpu, kernel, flag, *cells), times in times_of.items()]  # fmt: skip
     return read_kernels(records, name="the trace"), tuple(left)
 
 
@@ -83,6 +84,7 @@ def _row(trace: RankTrace, k: int, time: float, seen: int) -> dict[str, Any] | N
         return None
     flags = [WAITING] if seen == 1 else [] if seen >= call.ranks else [f"seen_on_{seen}_ranks"]
     flags += ["coalesced"] if call.coalesced else []
+    flags += ["group_not_recorded"] if call.recorded == "operator" and not call.group else []
     return dict(
         op=call.op, datatype=call.datatype, nbytes=call.nbytes, ranks=call.ranks, nodes=math.nan, time_s=time, algorithm=call.algorithm, protocol=call.protocol,
         accelerator=trace.accelerator, library=trace.library, flag="|".join(flags), source="trace", log="trace", file=trace.file, line=-1,

@@ -135,16 +135,24 @@ def _plane_trace(file: str, rank: int, plane: memoryview, base: int, remarks: Re
             continue
         shift = (signed(_int(head.get(3, 0))) - start) * 1e-9
         for field, event in fields(line):
-            if field == 4 and isinstance(event, memoryview):
-                number += 1
-                lines[-1].events.append(_event(event, shift, event_names, stat_names, number))
+            if field != 4 or not isinstance(event, memoryview):
+                continue
+            number += 1
+            found = _event(event, shift, event_names, stat_names, number)
+            if found is None:
+                remarks.add("an event that sums up several, without times", f"event {number} of {name}")
+            else:
+                lines[-1].events.append(found)
     about = dict(_stat(value, stat_names) for value in stats)
     accelerator = " ".join(str(about[key]) for key in ("device_vendor", "device_type_string") if about.get(key))
     origin = start + (base if start < 10**17 else 0)  # lines count from the start of the profile, or since 1970
     return plane_trace(file, "xspace", rank, accelerator, _whole(about.get("core_count", 0)), origin, lines, remarks)
 
 
-def _event(event: memoryview, shift: float, names: dict[int, str], stat_names: dict[int, str], number: int) -> tuple[float, float, str, dict[str, Any], int]:
+def _event(
+    event: memoryview, shift: float, names: dict[int, str], stat_names: dict[int, str], number: int
+) -> tuple[float, float, str, dict[str, Any], int] | None:
+    """Start [s], duration [s], name, statistics and number; None for an event that only counts occurrences."""
     key = offset = duration = 0
     args = {}
     for field, value in fields(event):
@@ -157,6 +165,8 @@ def _event(event: memoryview, shift: float, names: dict[int, str], stat_names: d
             offset = signed(_int(value))
         elif field == 3:
             duration = signed(_int(value))
+        elif field == 5:
+            return None
     return shift + offset * 1e-12, duration * 1e-12, names.get(key, f"event {key}").removesuffix(".kd"), args, number
 
 

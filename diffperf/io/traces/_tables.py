@@ -147,7 +147,7 @@ class CollectiveCall:
       op: as in `diffperf.io`'s tables of collectives; "" where neither recorded nor in the name.
       datatype: "" where not recorded.
       nbytes: nccl-tests' size, the larger of send and receive buffer of a rank; NaN where not recorded. [B]
-      ranks: of the group, NaN where not recorded. [1]
+      ranks: of the group; of the whole job where no group is recorded, NaN where that is not either. [1]
       group: name of the process group, "" where not recorded.
       members: ranks of the group, empty where not recorded.
       algorithm, protocol: from the name of the kernel, "" where it does not say.

@@ -1,10 +1,12 @@
 """What an operator of PyTorch computes, from its recorded inputs: sizes under the names of kernel tables, FLOP and compulsory bytes.
 
 Counted as in those tables: 2mnk for a matmul; 4 b h d s_q s_kv for attention, half of it when causal, 2.5 times the forward for the backward; every input
-read and every output written once. Leaves out convolutions and operators whose inputs do not tell what they do.
+read and every output written once; for a convolution 2 per multiplication. Leaves out backward convolutions, whose work is split over several kernels, and
+operators whose inputs do not tell what they do.
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +16,7 @@ from ._classify import type_name
 from ._tables import Inputs
 
 _MATMUL = {"aten::mm": 0, "aten::_scaled_mm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::bmm": 0, "aten::baddbmm": 1}  # where the operands are
+_CONVOLUTION = {"aten::cudnn_convolution": (2, 3, 4, 5), "aten::miopen_convolution": (3, 4, 5, 6)}  # where padding, stride, dilation and groups are
 _ELEMENTWISE = {
     **{f"aten::{name}{end}": name for name in ("add", "mul", "gelu", "relu", "tanh", "silu", "exp") for end in ("", "_")},
     **{f"aten::{name}": "elementwise" for name in ("sub", "sub_", "div", "div_", "sigmoid", "clamp_min_", "rsqrt", "neg", "pow")},
@@ -43,8 +46,8 @@ class Work:
 def work_of(name: str, inputs: Inputs) -> Work | None:
     """The work of a call of the operator `name`; None where its inputs do not say."""
     try:
-        return _matmul(name, inputs) or _attention(name, inputs) or _norm(name, inputs) or _elementwise(name, inputs)
-    except (IndexError, ValueError, TypeError):  # fewer arguments, or of another form, than the operator has
+        return _matmul(name, inputs) or _attention(name, inputs) or _convolution(name, inputs) or _norm(name, inputs) or _elementwise(name, inputs)
+    except (IndexError, ValueError, TypeError, ZeroDivisionError):  # fewer arguments, or of another form, than the operator has
         return None
 
 
@@ -82,6 +85,21 @@ def _attention(name: str, inputs: Inputs) -> Work | None:
     if backward:
         return None  # tables of backward attention are causal
     return Work("attention_decode" if s == 1 else "encoder_attention", datatype, sizes, full, moved)
+
+
+def _convolution(name: str, inputs: Inputs) -> Work | None:
+    at = _CONVOLUTION.get(name)
+    if at is None:
+        return None
+    (batch, channels, *image), (out_channels, depth, *window) = inputs.shapes[0], inputs.shapes[1]
+    padding, stride, dilation, groups = (json.loads(inputs.values[i]) for i in at)
+    if groups * depth != channels:
+        return None
+    out = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, p, s, d in zip(image, window, padding, stride, dilation, strict=True)]
+    outputs, datatype = batch * out_channels * math.prod(out), type_name(inputs.types[0])
+    sizes = dict(batch=batch, in_channels=channels, out_channels=out_channels, image=math.prod(image), window=math.prod(window), groups=groups)
+    moved = batch * channels * math.prod(image) + out_channels * depth * math.prod(window) + outputs
+    return Work("convolution", datatype, sizes, 2.0 * outputs * depth * math.prod(window), element_bytes(datatype) * moved)
 
 
 def _norm(name: str, inputs: Inputs) -> Work | None:
