@@ -123,7 +123,8 @@ def whole_steps():
         timeline, unfitted = (step_timeline(load_model(model), system, plan, s) for s in (stack, whole))
         line, form = float(timeline.makespan), float(timeline.closed_form)
         off = float(unfitted.makespan / unfitted.closed_form - 1)
-        rows.append({"step": name, "tasks": len(timeline.graph.tasks), "timeline_s": line, "train_step_s": form, "off": line / form - 1, "off_whole_bubble": off})
+        rows.append({"step": name, "tasks": len(timeline.graph.tasks), "timeline_s": line, "train_step_s": form, "off": line / form - 1,
+                     "off_whole_bubble": off})  # fmt: skip
     return rows
 
 

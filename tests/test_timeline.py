@@ -20,7 +20,7 @@ from diffperf.estimate.timeline._longest_path import host_schedule
 from diffperf.estimate.timeline._step import step_numbers
 from diffperf.estimate.timeline._trace import chrome_trace
 from diffperf.hardware import load_system
-from diffperf.io import ChromeTrace, Counter, Slice, write_chrome_trace
+from diffperf.io import ChromeTrace, TraceCounter, TraceSlice, write_chrome_trace
 from diffperf.parallel import PlanError, make_plan
 from diffperf.parallel._memory import stage_memory
 from diffperf.parallel._order import ORDERS, pipeline_order, splits_backward
@@ -588,8 +588,8 @@ def test_trace_follows_the_format(steps, tmp_path, name):
 
 
 def test_trace_writer(tmp_path):
-    bar = Slice("p", "t", "a", "k", 1.0, 0.5, "good", {"x": 1})
-    write_chrome_trace(tmp_path / "t.json", ChromeTrace([bar], [], [Counter("p", "c", 0.25, {"v": 2.0})], {}))
+    bar = TraceSlice("p", "t", "a", "k", 1.0, 0.5, "good", {"x": 1})
+    write_chrome_trace(tmp_path / "t.json", ChromeTrace([bar], [], [TraceCounter("p", "c", 0.25, {"v": 2.0})], {}))
     timed = [event for event in read(tmp_path / "t.json")["traceEvents"] if event["ph"] != "M"]
     assert timed[0]["ph"] == "C" and timed[0]["ts"] == 0.25e6 and timed[0]["args"] == {"v": 2.0}
     assert (timed[1]["ts"], timed[1]["dur"], timed[1]["cname"], timed[1]["args"]) == (1e6, 0.5e6, "good", {"x": 1})

@@ -1,5 +1,10 @@
 """Readers of measured data and writers of results. They give plain tables and know no model."""
-from ._chrome_trace import ChromeTrace as ChromeTrace, Counter as Counter, Slice as Slice, write_chrome_trace as write_chrome_trace
+from ._chrome_trace import (
+    ChromeTrace as ChromeTrace,
+    TraceCounter as TraceCounter,
+    TraceSlice as TraceSlice,
+    write_chrome_trace as write_chrome_trace,
+)
 from ._collective_table import (
     CollectiveFileError as CollectiveFileError,
     CollectiveTable as CollectiveTable,
@@ -43,9 +48,9 @@ from ._topology import (
 )
 from .._files import write_atomic as write_atomic
 
-__all__ = ["ARCHITECTURE_COLUMNS", "AiconfiguratorTable", "COLUMNS", "CollectiveFileError", "CollectiveTable", "Device",
+__all__ = ["ARCHITECTURE_COLUMNS", "AiconfiguratorTable", "COLUMNS", "ChromeTrace", "CollectiveFileError", "CollectiveTable", "Device",
            "KERNEL_SIZES", "KERNEL_TEXTS", "KernelTable", "Link", "LogHeader", "LogProblem", "Rejection", "Run", "RunFileError",
-           "RunTable", "Topology", "TopologyError", "aiconfigurator_tables", "bus_factor", "parse_nccl_tests",
-           "published_runs_path", "read_aiconfigurator", "read_collectives", "read_kernels", "read_nccl_tests", "read_runs",
-           "read_topology", "runs_from_records", "source_repository", "write_atomic", "write_collectives", "write_kernels",
-           "write_runs"]
+           "RunTable", "Topology", "TopologyError", "TraceCounter", "TraceSlice", "aiconfigurator_tables", "bus_factor",
+           "parse_nccl_tests", "published_runs_path", "read_aiconfigurator", "read_collectives", "read_kernels", "read_nccl_tests",
+           "read_runs", "read_topology", "runs_from_records", "source_repository", "write_atomic", "write_chrome_trace",
+           "write_collectives", "write_kernels", "write_runs"]

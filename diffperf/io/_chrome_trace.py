@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from .._files import write_atomic
 
 
-class Slice(NamedTuple):
+class TraceSlice(NamedTuple):
     """A bar on a track.
 
     Attributes:
@@ -35,7 +35,7 @@ class Slice(NamedTuple):
     args: dict[str, Any] = {}
 
 
-class Counter(NamedTuple):
+class TraceCounter(NamedTuple):
     """A value of a process from a time on.
 
     Attributes:
@@ -59,9 +59,9 @@ class ChromeTrace(NamedTuple):
     facts: shown as the trace's metadata.
     """
 
-    slices: list[Slice]
+    slices: list[TraceSlice]
     arrows: list[tuple[int, int]]
-    counters: list[Counter]
+    counters: list[TraceCounter]
     facts: dict[str, Any]
 
 

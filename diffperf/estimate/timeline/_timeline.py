@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Int, Real
 from ..._arrays import si
 from ._graph import TaskGraph, TaskGraphError
 from ._longest_path import finish_times, host_schedule, makespan
-from ._trace import chrome_trace
 
 
 class Memory(eqx.Module):
@@ -85,6 +84,7 @@ class Timeline(eqx.Module):
           OSError: when it cannot be written; nothing is left half-written.
         """
         from ...io import write_chrome_trace
+        from ._trace import chrome_trace
 
         write_chrome_trace(path, chrome_trace(self))
 

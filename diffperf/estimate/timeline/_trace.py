@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...io import ChromeTrace, Counter, Slice
+from ...io import ChromeTrace, TraceCounter, TraceSlice
 from ._longest_path import host_schedule
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def chrome_trace(timeline: Timeline) -> ChromeTrace:
         category = f"{task.kind},critical" if mark else task.kind
         facts = {"kind": task.kind, "rank": task.rank, "critical_path": mark}
         name = task.name.rsplit(" @", 1)[0]
-        slices.append(Slice(f"rank {task.rank}", task.stream, name, category, float(starts[i]), float(durations[i]), COLOURS.get(task.kind, ""), facts))
+        slices.append(TraceSlice(f"rank {task.rank}", task.stream, name, category, float(starts[i]), float(durations[i]), COLOURS.get(task.kind, ""), facts))
     arrows = [(int(a), int(b)) for a, b in graph.edges.array if graph.tasks[a].rank != graph.tasks[b].rank]
-    marks = [Slice("critical path", graph.tasks[i].kind, slices[i].name, "critical", float(starts[i]), float(durations[i]), "",
+    marks = [TraceSlice("critical path", graph.tasks[i].kind, slices[i].name, "critical", float(starts[i]), float(durations[i]), "",
                    {"rank": graph.tasks[i].rank}) for i in path if durations[i] > 0]  # fmt: skip
     facts = {"made_by": "diffperf", "step_time_s": float(ends.max())}
     if timeline.closed_form is not None:
@@ -53,7 +53,7 @@ def chrome_trace(timeline: Timeline) -> ChromeTrace:
     return ChromeTrace(slices + marks, arrows, _memory(timeline, starts, ends), facts)
 
 
-def _memory(timeline: Timeline, starts: np.ndarray, ends: np.ndarray) -> list[Counter]:
+def _memory(timeline: Timeline, starts: np.ndarray, ends: np.ndarray) -> list[TraceCounter]:
     """Memory of every rank whenever it changes."""
     if timeline.memory is None:
         return []
@@ -67,5 +67,5 @@ def _memory(timeline: Timeline, starts: np.ndarray, ends: np.ndarray) -> list[Co
         for time, change in changes:
             held += change
             levels[float(time)] = held
-        counters += [Counter(f"rank {rank}", "memory (GB)", time, {"held": round((base[rank] + n * each[rank]) / 1e9, 4)}) for time, n in levels.items()]
+        counters += [TraceCounter(f"rank {rank}", "memory (GB)", time, {"held": round((base[rank] + n * each[rank]) / 1e9, 4)}) for time, n in levels.items()]
     return counters
