@@ -19,7 +19,7 @@ import update_docs  # noqa: E402
 
 PAGES = {page.name: page for page in update_docs.PAGES}
 ROOMS = (
-    "estimate", "parallel", "hardware", "workload", "stack", "tune", "sweep",
+    "estimate", "estimate.timeline", "parallel", "hardware", "workload", "stack", "tune", "sweep",
     "calibrate", "calibrate.collectives", "measure", "io", "cost", "cost.collective", "smooth", "report",
 )  # fmt: skip
 QUICK = ("show", "models")  # commands that are run too, with the one that is refused; the others are only parsed here
