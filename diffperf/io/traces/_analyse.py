@@ -17,7 +17,6 @@ from ._intervals import covered, length, union
 from ._tables import ExecutionGraph, RankTrace
 from ._work import Work, work_of
 
-
 _HELPER = re.compile(r"elementwise_kernel|reduce_kernel|splitKreduce|transpose|nchwToNhwc|nhwcToNchw|im2|im3d2|SubTensorOp", re.IGNORECASE)
 
 

@@ -4,6 +4,7 @@ Durations stand in Chakra's forms; PyTorch's has none. Leaves out tensors and st
 """
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ class GraphBuilder:
     """Takes nodes one by one, and gives an `ExecutionGraph`."""
 
     def __init__(self, file: str, format: str):
-        self.file, self.format, self.remarks, self.rank = file, format, Remarks(file), -1
+        self.file, self.format, self.remarks = file, format, Remarks(file)
+        found = re.search(r"rank[-_]?(\d+)|\.(\d+)\.et", file.rsplit("/", 1)[-1])
+        self.rank = int(found[1] or found[2]) if found else -1
         self._rows: list[tuple[int, str, int, bool, float, float]] = []
         self._parents: list[list[int]] = []
 

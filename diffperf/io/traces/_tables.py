@@ -239,7 +239,7 @@ class ExecutionGraph:
     Attributes:
       file: where it is from.
       format: "chakra-json", "chakra" or "pytorch-et".
-      rank: -1 where not known.
+      rank: from the name of the file (`rank0`, `.0.et`), -1 where it does not say.
       ids: of the nodes, shape (n,).
       names: of the nodes.
       kind: index into `KINDS`, shape (n,).
