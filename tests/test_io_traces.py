@@ -295,6 +295,24 @@ def test_a_cut_trace_gives_what_comes_before(data, tmp_path_factory):
     assert f"after event {complete}" in left.examples[0] and "character" in left.examples[0]
 
 
+@settings(max_examples=80)
+@given(data=st.data())
+def test_damaged_bytes_raise_nothing_else(data, tmp_path_factory):
+    w = Writer(distributedInfo={"rank": 0, "world_size": 2}).device(GEMM, 100, 10, call=17).step(3, 0, 50)
+    w.host("aten::mm", 10, 50, **{"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"]})
+    w.device(NCCL, 120, 10, 20, **{"Collective name": "allreduce", "In msg nelems": 8, "Group size": 2, "Process Group Ranks": "[0, 1]", "dtype": "Float"})
+    content = bytearray(data.draw(st.sampled_from([w.text().encode(), xspace()])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("damaged") / "damaged.json"
+    path.write_bytes(bytes(content))
+    try:
+        for trace in read_trace(path):
+            rank_dict(trace)
+    except TraceError as error:
+        assert "damaged.json" in str(error)
+
+
 def test_a_cut_gzip_file_gives_what_comes_before(tmp_path):
     w = Writer()
     for k in range(4000):

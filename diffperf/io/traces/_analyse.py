@@ -121,7 +121,7 @@ def kernel_times(trace: RankTrace) -> list[KernelTimes]:
     if not len(e):
         return []
     work = works(trace)
-    flops, nbytes = np.full(len(e), np.nan), np.where(e.nbytes > 0, e.nbytes, np.nan)
+    flops, nbytes = np.full(len(e), np.nan), e.nbytes.copy()
     for row, found in work.items():
         flops[row], nbytes[row] = found.flops or math.nan, found.nbytes
     for call in trace.collectives:

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._collective_table import element_bytes
 from ._classify import COMMUNICATION, collective_of_kernel, collective_of_record, type_name
+from ._numbers import amount, ranks
 from ._tables import CollectiveCall, DeviceEvents, Inputs, Operators
 
 Record = Mapping[str, Any]
@@ -65,14 +66,14 @@ def _of_record(record: Record, groups: Mapping[str, tuple[int, ...]]) -> dict[st
     op, coalesced = collective_of_record(str(record.get("Collective name", "")))
     datatype = type_name(str(record.get("dtype", "")))
     group = str(record.get("Process Group Name", ""))
-    elements = [float(record[key]) for key in ("In msg nelems", "Out msg nelems") if isinstance(record.get(key), (int, float))]
-    sized = max(elements, default=math.nan)
+    elements = [amount(record.get(key)) for key in ("In msg nelems", "Out msg nelems")]
+    sized = max((count for count in elements if count > 0), default=math.nan)
     peers = [record.get(key) for key in ("Dst Rank", "Src Rank")]
     return dict(
         op=op,
         datatype=datatype,
         nbytes=sized * element_bytes(datatype) if sized > 0 else math.nan,
-        ranks=float(record.get("Group size") or math.nan),
+        ranks=amount(record.get("Group size")),
         group=group,
         members=_ranks(record.get("Process Group Ranks")) or groups.get(group, ()),
         coalesced=coalesced,
@@ -83,10 +84,9 @@ def _of_record(record: Record, groups: Mapping[str, tuple[int, ...]]) -> dict[st
 def _ranks(text: Any) -> tuple[int, ...]:
     """`"[0, 1]"`; a long list is written with dots, and then not known."""
     try:
-        found = json.loads(text) if isinstance(text, str) else text
+        return ranks(json.loads(text) if isinstance(text, str) else text)
     except json.JSONDecodeError:
         return ()
-    return tuple(found) if isinstance(found, list) and all(isinstance(rank, int) for rank in found) else ()
 
 
 def _of_operators(around: Sequence[tuple[str, Inputs | None]], world_size: int) -> dict[str, Any]:

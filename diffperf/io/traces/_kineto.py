@@ -15,6 +15,7 @@ import numpy as np
 from ._calls import collective_calls
 from ._classify import COMMUNICATION, SYNCHRONISATION, kind_of
 from ._nesting import innermost, nest
+from ._numbers import amount, ranks, sizes, whole
 from ._tables import DeviceEvents, Inputs, Operators, RankTrace, Remarks, Step, TraceError
 
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "cuda_sync"}
@@ -72,13 +73,17 @@ class KinetoBuilder:
         if device:
             self._device(name, category == "cuda_sync", time, duration, args, number)
         elif runtime:
-            correlation = _whole(args.get("correlation", event.get("id")))
+            correlation = whole(args.get("correlation", event.get("id")))
             if correlation >= 0:
                 self._call(event, time, duration, correlation)
         elif operator or name.startswith(("nccl:", "rccl:")):
             self._operator(name, self._thread(event), time, duration, args)
         elif name.startswith("ProfilerStep"):
             self._steps.append((name, time, duration))
+
+    def __len__(self) -> int:
+        """Device events so far."""
+        return len(self._whole["name"])
 
     def _thread(self, event: dict[str, Any]) -> int:
         return self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))
@@ -91,19 +96,18 @@ class KinetoBuilder:
         kind = self._kinds.get((index, waits))
         if kind is None:
             kind = self._kinds[index, waits] = kind_of(name, waits)
-        grid, block = args.get("grid"), args.get("block")
+        grid, block = sizes(args.get("grid")), sizes(args.get("block"))
         launch = -1
         if grid or block or "shared memory" in args:
-            key = (tuple(grid or ()), tuple(block or ()), _whole(args.get("registers per thread")), _whole(args.get("shared memory")))
+            key = (grid, block, whole(args.get("registers per thread")), whole(args.get("shared memory")))
             launch = self._launch.setdefault(key, len(self._launch))
-        whole, real = self._whole, self._real
         if kind == COMMUNICATION and "Collective name" in args:
-            self._recorded[len(whole["name"])] = {key: args[key] for key in RECORDED if key in args}
-        for column, value in (("ts", time), ("dur", duration), ("nbytes", _number(args.get("bytes")))):
-            real[column].append(value)
-        for column, value in (("name", index), ("kind", kind), ("stream", _whole(args.get("stream"))), ("device", _whole(args.get("device"))),
-                              ("correlation", _whole(args.get("correlation"))), ("launch", launch), ("event", number)):  # fmt: skip
-            whole[column].append(value)
+            self._recorded[len(self._whole["name"])] = {key: args[key] for key in RECORDED if key in args}
+        for column, value in (("ts", time), ("dur", duration), ("nbytes", amount(args.get("bytes")))):
+            self._real[column].append(value)
+        for column, value in (("name", index), ("kind", kind), ("stream", whole(args.get("stream"))), ("device", whole(args.get("device"))),
+                              ("correlation", whole(args.get("correlation"))), ("launch", launch), ("event", number)):  # fmt: skip
+            self._whole[column].append(value)
 
     def _call(self, event: dict[str, Any], time: float, duration: float, correlation: int) -> None:
         self._real["call_ts"].append(time)
@@ -115,8 +119,11 @@ class KinetoBuilder:
         shapes, inputs = args.get("Input Dims"), -1
         if shapes:
             values = args.get("Concrete Inputs") if "attention" in name or "conv" in name else None
-            key = Inputs(_tuple(shapes), tuple(map(str, args.get("Input type") or ())), tuple(map(str, values or ())))
-            inputs = self._inputs.setdefault(key, len(self._inputs))
+            try:
+                key = Inputs(_tuple(shapes), tuple(map(str, args.get("Input type") or ())), tuple(map(str, values or ())))
+                inputs = self._inputs.setdefault(key, len(self._inputs))
+            except TypeError:  # not the lists that they should be
+                self.remarks.add("an operator whose inputs are no lists", f"{name[:60]!r}")
         if "Collective name" in args:
             self._op_recorded[len(self._whole["op_name"])] = {key: args[key] for key in RECORDED if key in args}
         self._real["op_ts"].append(time)
@@ -163,7 +170,7 @@ class KinetoBuilder:
         self._doubts(events, names, launched, steps)
         used = np.unique(call[at])
         name, sms = self._device_properties(events)
-        version = (self.meta.get("distributedInfo") or {}).get("nccl_version", "")
+        version = self._info().get("nccl_version", "")
         return RankTrace(
             self.file, "kineto", rank, world, name, sms, f"NCCL {version}" if version else "", origin_ns, names, shapes, inputs, events, ops, calls, steps,
             np.stack([c["call_ts"][used], c["call_dur"][used]], 1) if len(used) else np.zeros((0, 2)), self.remarks.done(),
@@ -185,22 +192,24 @@ class KinetoBuilder:
         start, duration, thread = c["op_ts"][order], c["op_dur"][order], c["op_thread"][order]
         return Operators(start, duration, c["op_name"][order], nest(thread, start, start + duration), c["op_inputs"][order]), order
 
+    def _info(self) -> dict[str, Any]:
+        info = self.meta.get("distributedInfo")
+        return info if isinstance(info, dict) else {}
+
     def _distributed(self) -> tuple[int, int, dict[str, tuple[int, ...]]]:
         """Rank, world size, and the ranks of each process group."""
-        info = self.meta.get("distributedInfo")
-        info = info if isinstance(info, dict) else {}
-        groups = {str(group.get("pg_name")): tuple(int(rank) for rank in group.get("ranks") or ())
-                  for group in info.get("pg_config") or () if isinstance(group, dict)}  # fmt: skip
-        rank = _whole(info.get("rank"))
+        info = self._info()
+        groups = {str(group.get("pg_name")): ranks(group.get("ranks")) for group in _dicts(info.get("pg_config"))}
+        rank = whole(info.get("rank"))
         if rank < 0 and (found := re.search(r"rank[-_]?(\d+)", self.file.rsplit("/", 1)[-1])):
             rank = int(found[1])
-        return rank, _whole(info.get("world_size")), groups
+        return rank, whole(info.get("world_size")), groups
 
     def _device_properties(self, events: DeviceEvents) -> tuple[str, int]:
-        devices = [item for item in self.meta.get("deviceProperties") or () if isinstance(item, dict)]
+        devices = _dicts(self.meta.get("deviceProperties"))
         used = {int(device) for device in np.unique(events.device)}
         found = next((item for item in devices if item.get("id") in used), devices[0] if devices else {})
-        return str(found.get("name", "")), max(_whole(found.get("numSms")), 0)
+        return str(found.get("name", "")), max(whole(found.get("numSms")), 0)
 
     def _doubts(self, events: DeviceEvents, names: tuple[str, ...], launched: np.ndarray, steps: tuple[Step, ...]) -> None:
         where = lambda i: f"event {events.event[i]} ({names[events.name[i]][:60]!r})"
@@ -241,15 +250,8 @@ def _last(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.where((at >= 0) & (keys[found] == wanted) & (wanted >= 0), found, -1)
 
 
-def _whole(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return -1
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) and value > 0 else 0.0
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _tuple(value: Iterable[Any]) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ._calls import collective_calls
 from ._classify import kind_of
+from ._numbers import sizes, whole
 from ._tables import DeviceEvents, Operators, RankTrace, Remarks, Step, TraceError
 from ._wire import WireError, fields, signed, text
 
@@ -46,8 +47,8 @@ def plane_trace(file: str, format: str, rank: int, accelerator: str, num_sms: in
             grid, block = _dimensions(args.get("kernel_details"))
             shape = launch.setdefault((grid, block, -1, -1), len(launch)) if grid else -1
             correlation = args.get("correlation_id", -1)
-            rows.append((start, duration, names.setdefault(name, len(names)), kind_of(name), line.stream, rank, _whole(correlation), math.prod(grid or (0,)),
-                         math.prod(block or (0,)), grid[0] if grid else 0, shape, 0.0, math.nan, -1, -1, number))  # fmt: skip
+            rows.append((start, duration, names.setdefault(name, len(names)), kind_of(name), line.stream, rank, whole(correlation), math.prod(grid or (0,)),
+                         math.prod(block or (0,)), grid[0] if grid else 0, shape, math.nan, math.nan, -1, -1, number))  # fmt: skip
     rows.sort(key=lambda row: row[0])
     kinds = (float, float, np.int64, np.int8, *(np.int64,) * 7, float, float, np.int64, np.int64, np.int64)
     columns = [np.array(column, kind) for column, kind in zip(zip(*rows) if rows else [()] * len(kinds), kinds, strict=True)]
@@ -73,7 +74,8 @@ def read_xspace(file: str, data: memoryview) -> list[RankTrace]:
             if number == 1 and isinstance(value, memoryview):
                 name, stats = _plane_head(value)
                 planes.append((name, value))
-                base = stats.get("profile_start_time", base)
+                start = stats.get("profile_start_time", base)
+                base = start if isinstance(start, int) else base
     except WireError as error:
         cut = str(error)
     if cut and not planes:
@@ -84,12 +86,15 @@ def read_xspace(file: str, data: memoryview) -> list[RankTrace]:
             remarks = Remarks(file)
             if cut:
                 remarks.add("the file is cut; what follows is missing", cut)
-            rank = _plane_trace(file, int(found[1]), plane, base, remarks)
-            if len(rank.events) or not result:
+            try:
+                rank = _plane_trace(file, int(found[1]), plane, base, remarks)
+            except WireError as error:
+                cut = cut or f"{name} is damaged: {error}"
+                continue
+            if len(rank.events):
                 result.append(rank)
-    result = [rank for rank in result if len(rank.events)]
     if not result:
-        what = f"it was cut: {cut}" if cut else f"its planes are {', '.join(name for name, _ in planes) or 'none'}"
+        what = f"it is cut or damaged: {cut}" if cut else f"its planes are {', '.join(name for name, _ in planes) or 'none'}"
         raise TraceError(f"{file} has no GPU events; {what}. Profile on the device, and copy the whole file.")
     return result
 
@@ -138,7 +143,11 @@ def _plane_trace(file: str, rank: int, plane: memoryview, base: int, remarks: Re
             if field != 4 or not isinstance(event, memoryview):
                 continue
             number += 1
-            found = _event(event, shift, event_names, stat_names, number)
+            try:
+                found = _event(event, shift, event_names, stat_names, number)
+            except WireError as error:
+                remarks.add("a damaged event", f"event {number} of {name}: {error}")
+                continue
             if found is None:
                 remarks.add("an event that sums up several, without times", f"event {number} of {name}")
             else:
@@ -146,7 +155,7 @@ def _plane_trace(file: str, rank: int, plane: memoryview, base: int, remarks: Re
     about = dict(_stat(value, stat_names) for value in stats)
     accelerator = " ".join(str(about[key]) for key in ("device_vendor", "device_type_string") if about.get(key))
     origin = start + (base if start < 10**17 else 0)  # lines count from the start of the profile, or since 1970
-    return plane_trace(file, "xspace", rank, accelerator, _whole(about.get("core_count", 0)), origin, lines, remarks)
+    return plane_trace(file, "xspace", rank, accelerator, whole(about.get("core_count", 0)), origin, lines, remarks)
 
 
 def _event(
@@ -237,16 +246,8 @@ class JaxJsonBuilder:
 def _dimensions(details: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Grid and block of `grid:1280,1,1 block:256,1,1`."""
     found = re.search(r"grid:([\d,]+) block:([\d,]+)", details) if isinstance(details, str) else None
-    split = lambda part: tuple(int(size) for size in part.split(",") if size)
-    return (split(found[1]), split(found[2])) if found else ((), ())
+    return (sizes(found[1].split(",")), sizes(found[2].split(","))) if found else ((), ())
 
 
 def _int(value: Any) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _whole(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return -1

@@ -123,7 +123,6 @@ def _read_json(file: str) -> list[RankTrace | ExecutionGraph]:
     ranks = jax.done()
     if ranks:
         return list(ranks)
-    try:
-        return [kineto.done()]
-    except TraceError as error:
-        raise TraceError(f"{error} The file stops after event {counts[used]:,}: {cut}." if cut else str(error)) from None
+    if cut and not len(kineto):
+        raise TraceError(f"{file} stops after event {counts[used]:,}, before any GPU event: {cut}. Copy the whole file.")
+    return [kineto.done()]

@@ -65,7 +65,7 @@ class DeviceEvents:
       blocks, threads: of the grid, and of each block; 0 where not recorded. [1]
       channels: first dimension of the grid, which for a collective of NCCL is the number of channels; 0 where not recorded. [1]
       launch: index into `RankTrace.launch_shapes`: grid, block, registers and shared memory as one; -1 where not recorded.
-      nbytes: moved by a copy, 0 where not recorded. [B]
+      nbytes: moved by a copy, NaN where not recorded. [B]
       launch_start_s: when the host called, NaN where not recorded. [s]
       operator: innermost operator that launched it, index into `RankTrace.operators`, -1 for none.
       step: index into `RankTrace.steps`, -1 outside.
