@@ -28,6 +28,7 @@ from diffperf.parallel._schedule import bubble_slots
 from diffperf.stack import load_stack
 from diffperf.workload import load_model
 
+RELAXED = 0.05  # temperature of the relaxed row
 FORWARD_GOAL, GRADIENT_GOAL, AGREEMENT_GOAL = 0.020, 0.060, 0.01
 SCHEDULES = (("gpipe", "1f1b", (1, 2)), ("1f1b", "1f1b", (1, 2, 4)), ("zb-h1", "zero-bubble", (1,)), ("zb-v", "zero-bubble", (2,)),
              ("dualpipe", "dualpipe", (1,)))  # fmt: skip
@@ -62,7 +63,8 @@ def random_graph(tasks, streams):
 def speed(name, graph, durations, repeats):
     """Median and best seconds of forward and gradient, in turn, with their compile times and the build on the host."""
     row = {"graph": name, "tasks": len(graph.tasks), "rows": int(graph.before.shape[0])}
-    programs = {"forward": lambda d: makespan(graph, d), "gradient": jax.value_and_grad(lambda d: makespan(graph, d))}
+    relaxed = lambda d: makespan(graph, d, RELAXED)
+    programs = {"forward": lambda d: makespan(graph, d), "gradient": jax.value_and_grad(lambda d: makespan(graph, d)), "relaxed": jax.value_and_grad(relaxed)}
     compiled, runs = {}, {key: [] for key in programs}
     for key, fn in programs.items():
         start = time.perf_counter()
@@ -74,7 +76,7 @@ def speed(name, graph, durations, repeats):
             runs[key].append(seconds(compiled[key], durations))
     for key, some in runs.items():
         row[f"{key}_s"], row[f"{key}_best_s"] = statistics.median(some), min(some)
-    row["gradient_over_forward"] = statistics.median(g / f for f, g in zip(*runs.values(), strict=True))
+    row["gradient_over_forward"] = statistics.median(g / f for f, g in zip(runs["forward"], runs["gradient"], strict=True))
     start = time.perf_counter()
     host = host_schedule(graph, durations)
     row["python_loop_s"] = time.perf_counter() - start
@@ -148,11 +150,11 @@ def main():
     fast.append(speed("a step (ZB-H1)", step.graph, step.durations, args.repeats))
     print(f"{platform.processor() or platform.machine()}, jax {version('jax')}, float64, median of {args.repeats} (best)")
     print(f"laying out a step of {len(step.graph.tasks)} tasks: {again:.2f} s, {first:.2f} s with compilation")
-    print(f"{'graph':22} {'tasks':>7} {'forward ms':>16} {'gradient ms':>16} {'ratio':>6} {'compile s':>11} {'Python loop':>12}")
+    print(f"{'graph':22} {'tasks':>7} {'forward ms':>16} {'gradient ms':>16} {'ratio':>6} {'relaxed gradient':>17} {'compile s':>17} {'Python loop':>12}")
     for row in fast:
         forward, gradient = (f"{row[f'{key}_s'] * 1e3:.2f} ({row[f'{key}_best_s'] * 1e3:.2f})" for key in ("forward", "gradient"))
-        print(f"{row['graph']:22} {row['tasks']:7} {forward:>16} {gradient:>16} {row['gradient_over_forward']:6.1f} "
-              f"{row['forward_compile_s']:5.2f} {row['gradient_compile_s']:5.2f} {row['loop_over_scan']:11.0f}x"
+        print(f"{row['graph']:22} {row['tasks']:7} {forward:>16} {gradient:>16} {row['gradient_over_forward']:6.1f} {row['relaxed_s'] * 1e3:17.2f} "
+              f"{row['forward_compile_s']:5.2f} {row['gradient_compile_s']:5.2f} {row['relaxed_compile_s']:5.2f} {row['loop_over_scan']:11.0f}x"
               f"{'' if row['gradient_is_the_critical_path'] else '  GRADIENT IS NOT THE CRITICAL PATH'}")  # fmt: skip
         row["met"] = row["forward_s"] <= FORWARD_GOAL and row["gradient_s"] <= GRADIENT_GOAL
     print(f"goals: forward {FORWARD_GOAL * 1e3:.0f} ms, gradient {GRADIENT_GOAL * 1e3:.0f} ms: {'met' if all(row['met'] for row in fast) else 'MISSED'}\n")

@@ -57,7 +57,7 @@ def _memory(timeline: Timeline, starts: np.ndarray, ends: np.ndarray) -> list[Tr
     """Memory of every rank whenever it changes."""
     if timeline.memory is None:
         return []
-    base, each = np.asarray(timeline.memory.base), np.asarray(timeline.memory.micro_batch)
+    base, each = (np.asarray(x, float).tolist() for x in (timeline.memory.base, timeline.memory.micro_batch))
     counters = []
     for rank in range(len(base)):
         spans = timeline.memory.spans[timeline.memory.spans[:, 0] == rank]
