@@ -56,7 +56,7 @@ def match_collectives(traces: Sequence[RankTrace]) -> tuple[Matched | None, tupl
         found: dict[tuple[object, ...], list[int]] = {}
         for k, call in enumerate(traces[i].collectives):
             if call.op != "send_recv" and call.peer < 0:
-                found.setdefault((call.op, call.members or call.group), []).append(k)
+                found.setdefault((call.op, call.members or call.group, call.ranks if call.ranks > 0 else 0), []).append(k)
         lists.append(found)
     rows, left = [], []
     for key in dict.fromkeys(key for found in lists for key in found):
@@ -72,6 +72,8 @@ def match_collectives(traces: Sequence[RankTrace]) -> tuple[Matched | None, tupl
     if len(several) < 2 or not rows:
         return None, tuple(left)
     table = np.array(rows)
+    sharing = np.flatnonzero((table >= 0).any(axis=0))  # a rank whose counts differ from the others' shares none
+    table, several = table[:, sharing], [several[r] for r in sharing]
     start, end = np.full(table.shape, np.nan), np.full(table.shape, np.nan)
     origin = min(traces[i].origin_ns for i in several)
     for r, i in enumerate(several):
