@@ -109,6 +109,7 @@ def test_execution_graph_has_no_times(tmp_path, capsys):
     "words, message",
     [
         (["missing.json"], "missing.json"),
+        (["."], ". is a folder; give the files in it"),
         (["bad.json"], "bad.json is not JSON"),
         (["rank0.json", "--tp", "2"], "--tp asks for a prediction, which needs --model and --system and --gbs too"),
         (["rank0.json", "--model", "llama-3.2-1b", "--gbs", "4"], "needs --system too"),

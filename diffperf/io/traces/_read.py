@@ -26,6 +26,8 @@ def read_trace(path: str | os.PathLike[str]) -> list[RankTrace | ExecutionGraph]
       OSError: it cannot be read.
     """
     file = os.fspath(path)
+    if os.path.isdir(file):
+        raise TraceError(f"{file} is a folder; give the files in it, as {os.path.join(file, '*.json.gz')}.")
     with open_bytes(file) as stream:
         try:
             head = stream.read(64)
