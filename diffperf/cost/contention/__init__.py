@@ -1,0 +1,32 @@
+"""Contention of concurrent compute and communication: what collectives take from kernels beside them, and the time of an overlap region."""
+
+from ._kernels import Kernel as Kernel
+from ._kernels import matmul_kernel as matmul_kernel
+from ._kernels import attention_kernel as attention_kernel
+from ._kernels import streaming_kernel as streaming_kernel
+from ._kernels import ffn_kernels as ffn_kernels
+from ._kernels import attention_block_kernels as attention_block_kernels
+from ._collectives import FABRICS as FABRICS
+from ._collectives import PROTOCOLS as PROTOCOLS
+from ._collectives import Collective as Collective
+from ._collectives import Fabric as Fabric
+from ._collectives import Settings as Settings
+from ._collectives import channel_time as channel_time
+from ._constants import CONTENTION_SD as CONTENTION_SD
+from ._constants import OVERLAP_CHIPS as OVERLAP_CHIPS
+from ._constants import TUNING_SD as TUNING_SD
+from ._constants import Contention as Contention
+from ._constants import OverlapChip as OverlapChip
+from ._constants import draw_contention as draw_contention
+from ._constants import overlap_chip as overlap_chip
+from ._region import MAX_CHANNELS as MAX_CHANNELS
+from ._region import OverlapRegion as OverlapRegion
+from ._region import Setting as Setting
+from ._region import make_settings as make_settings
+from ._region import overlap_region as overlap_region
+from ._overlap import OverlapTimes as OverlapTimes
+from ._overlap import kernel_time as kernel_time
+from ._overlap import overlap_makespan as overlap_makespan
+from ._overlap import overlap_times as overlap_times
+from ._sm_loss import sm_loss_ratio as sm_loss_ratio
+from ._sm_loss import taken_processors as taken_processors
