@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ._timeline import Timeline
 
 COLOURS = {
-    # kind -> reserved colour name of the format
+    # kind -> reserved colour name of the format, for chrome://tracing; Perfetto's colours follow the name of a slice without its numbers
     "forward": "thread_state_running",
     "backward": "thread_state_runnable",
     "weight": "rail_response",
@@ -37,15 +37,18 @@ def chrome_trace(timeline: Timeline) -> ChromeTrace:
     durations = np.asarray(timeline.durations, float)
     starts, ends, path = host_schedule(graph, durations)
     critical = set(path.tolist())
+    order = sorted(range(len(graph.tasks)), key=lambda i: graph.tasks[i].stream != "compute")  # tracks stand in the order of their first slice
+    place = {i: at for at, i in enumerate(order)}
     slices = []
-    for i, task in enumerate(graph.tasks):
+    for i in order:
+        task = graph.tasks[i]
         mark = i in critical
         category = f"{task.kind},critical" if mark else task.kind
         facts = {"kind": task.kind, "rank": task.rank, "critical_path": mark}
         name = task.name.rsplit(" @", 1)[0]
         slices.append(TraceSlice(f"rank {task.rank}", task.stream, name, category, float(starts[i]), float(durations[i]), COLOURS.get(task.kind, ""), facts))
-    arrows = [(int(a), int(b)) for a, b in graph.edges.array if graph.tasks[a].rank != graph.tasks[b].rank]
-    marks = [TraceSlice("critical path", graph.tasks[i].kind, slices[i].name, "critical", float(starts[i]), float(durations[i]), "",
+    arrows = [(place[int(a)], place[int(b)]) for a, b in graph.edges.array if graph.tasks[a].rank != graph.tasks[b].rank]
+    marks = [TraceSlice("critical path", graph.tasks[i].kind, slices[place[i]].name, "critical", float(starts[i]), float(durations[i]), "",
                    {"rank": graph.tasks[i].rank}) for i in path if durations[i] > 0]  # fmt: skip
     facts = {"made_by": "diffperf", "step_time_s": float(ends.max())}
     if timeline.closed_form is not None:
