@@ -21,7 +21,7 @@ SCALE = 0.05
 """Log error beyond which the loss turns from squared to linear; also the noise that the prior is weighed against."""
 SCOUT_ROWS = 768
 CORRECTION_STARTS = 3
-SIZES = (64, 256, 768, 3072)
+SIZES = (64, 256, 768, 1536, 3072)
 """Rows are filled up to one of these, or to a multiple of the last."""
 
 
@@ -174,24 +174,44 @@ def _slopes(family, vector, shape, device):
     return jax.vmap(jax.grad(partial(predict_log_time, family)), in_axes=(None, 0, 0))(vector, shape, device)
 
 
-def _in_blocks(compiled: Callable, fit: KernelFit, shape: Any, device: Any) -> np.ndarray:
+@partial(jax.jit, static_argnums=0)
+def _least(family, vector, shape, device):
+    return family.bound(shape, device, constrain(family.constants, family.priors, vector))
+
+
+@partial(jax.jit, static_argnums=0)
+def _roofline(family, vector, shape, device):
+    return family.roofline(shape, device)
+
+
+def _in_blocks(compiled: Callable, family: Family, vector: np.ndarray, shape: Any, device: Any) -> np.ndarray:
     """Applies a function of rows block by block, so that tables of any length share few compilations."""
     fields = np.broadcast_arrays(*(np.asarray(x, float) for x in (*shape, *device)))
-    rows, vector, out = len(fields[0]), np.concatenate([fit.free, fit.weights]), []
+    rows, out = len(fields[0]), []
     with jax.enable_x64(True):
         for start in range(0, rows, SIZES[-1]):
             index, _ = _padded(np.arange(start, min(start + SIZES[-1], rows)))
             part = [x[index] for x in fields]
-            result = compiled(fit.family, vector, type(shape)(*part[: len(shape)]), type(device)(*part[len(shape) :]))
-            out.append(np.asarray(result)[: rows - start])
+            result = compiled(family, vector, type(shape)(*part[: len(shape)]), type(device)(*part[len(shape) :]))
+            out.append(np.broadcast_to(np.asarray(result), (len(index), *np.shape(result)[1:]))[: rows - start])
     return np.concatenate(out)
 
 
 def predict_rows(fit: KernelFit, shape: Any, device: Any) -> np.ndarray:
     """Predicted log seconds of rows, shape (rows,); float64."""
-    return _in_blocks(_predict, fit, shape, device)
+    return _in_blocks(_predict, fit.family, np.concatenate([fit.free, fit.weights]), shape, device)
 
 
 def slopes_of_rows(fit: KernelFit, shape: Any, device: Any) -> np.ndarray:
     """Gradient of each row's log time in the unconstrained constants, shape (rows, constants); float64."""
-    return _in_blocks(_slopes, fit, shape, device)[:, : fit.family.size]
+    return _in_blocks(_slopes, fit.family, np.concatenate([fit.free, fit.weights]), shape, device)[:, : fit.family.size]
+
+
+def least_time(family: Family, shape: Any, device: Any) -> np.ndarray:
+    """What no kernel of the family can beat, with the prior's constants, per row. [s]"""
+    return _in_blocks(_least, family, np.zeros(family.size), shape, device)
+
+
+def roofline_time(family: Family, shape: Any, device: Any) -> np.ndarray:
+    """Plain roofline of each row. [s]"""
+    return _in_blocks(_roofline, family, np.zeros(0), shape, device)

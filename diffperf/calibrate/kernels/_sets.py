@@ -4,16 +4,14 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ...cost.kernel._constants import constrain
 from ...cost.kernel._device import device_of
 from ...hardware import UnknownNameError, load_system, resolve_name
 from ...io import KernelTable
 from . import _rows_attention, _rows_matmul, _rows_mla, _rows_moe, _rows_streaming
 from ._families import FamilyRows
+from ._fit import least_time
 from ._joint import KernelSet
 
 READERS = (_rows_matmul.rows, _rows_attention.rows, _rows_moe.rows, _rows_mla.rows, _rows_streaming.rows)
@@ -59,7 +57,7 @@ def place(table: KernelTable, system: str | os.PathLike[str] | None = None) -> t
                 skipped[f"{os.path.basename(chip)} has no unit for {datatype}"] += len(at)
                 continue
             part = rows.take(np.array(at))
-            fast = part.time < TOO_FAST * _least_time(part, device)
+            fast = part.time < TOO_FAST * least_time(part.family, part.shape, device)
             if fast.any():
                 skipped["faster than arithmetic at the chip's datasheet peak"] += int(fast.sum())
                 part = part.take(~fast)
@@ -78,11 +76,3 @@ def _chip(gpu: str, system: str | os.PathLike[str] | None) -> str:
         if system is None:
             raise
         return os.fspath(system)
-
-
-def _least_time(rows: FamilyRows, device: object) -> np.ndarray:
-    family = rows.family
-    with jax.enable_x64(True):
-        start = constrain(family.constants, family.priors, jnp.zeros(family.size))
-        shape = type(rows.shape)(*(np.asarray(x, float) for x in rows.shape))
-        return np.asarray(family.bound(shape, device, start))

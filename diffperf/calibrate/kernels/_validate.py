@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,7 +13,7 @@ from ...cost.kernel._library import Fitted, KernelLibrary, read_fitted, shipped
 from ...io import KernelTable, read_kernels
 from .._evaluate import error_summary
 from .._posterior import Z80
-from ._fit import KernelFit, predict_rows, slopes_of_rows
+from ._fit import KernelFit, predict_rows, roofline_time, slopes_of_rows
 from ._sets import PlacedSet, place
 
 
@@ -40,10 +39,8 @@ def predict_set(placed: PlacedSet, fitted: Fitted, correction: bool = True) -> t
 
 def roofline(placed: PlacedSet) -> np.ndarray:
     """Log of the plain roofline of each row: arithmetic at the datasheet peak or compulsory traffic at the datasheet bandwidth."""
-    s, family = placed.kernels, placed.rows.family
-    with jax.enable_x64(True):
-        shape = type(s.shape)(*(np.asarray(x, float) for x in s.shape))
-        return np.log(np.maximum(np.asarray(family.roofline(shape, s.device)), 1e-12))
+    s = placed.kernels
+    return np.log(np.maximum(roofline_time(placed.rows.family, s.shape, s.device), 1e-12))
 
 
 def validate_kernels(
