@@ -23,6 +23,7 @@ from scipy.optimize import least_squares
 from diffperf._files import write_atomic
 from diffperf.calibrate.collectives import _study as study
 from diffperf.calibrate.collectives._design import Design, fit_design, predict_design
+from diffperf.calibrate.collectives._engines import engine_rows
 from diffperf.calibrate.collectives._kernels import EXPERT_LOG_TIME, custom_log_time, custom_prior, expert_prior, fit_kernel
 from diffperf.calibrate.collectives._levels import network_design
 from diffperf.calibrate.collectives._priors import prior_of
@@ -174,61 +175,32 @@ def network_part(folder, entries, out):
 
 
 def kernels_part(folder, out):
-    custom = []
-    for file in sorted((folder / "collectives").glob("aic_nccl_and_custom_ar_*.csv.gz")):
-        system = file.name.removeprefix("aic_nccl_and_custom_ar_").removesuffix(".csv.gz")
-        if system == "l40s":
-            continue  # a sick host
-        link = float(load_system({"a100_sxm": "a100_sxm_80", "gb200": "gb200_nvl72"}.get(system, system)).scale_up.bandwidth)
-        table = read_collectives(file)
-        for library in sorted(set(table.library)):
-            limit = 4 * 2**20 if system == "a100_sxm" else 8 * 2**20
-            at = (table.library == library) & (table.nbytes <= limit) & (table.op == "all_reduce")
-            if "custom_allreduce" not in library or "eager" in library or at.sum() < 12:
+    """Each kernel of an engine, every third size (of all-reduce, up to where the engine hands over to the library) or token count held out in turn."""
+    custom, expert = [], []
+    for file in sorted((folder / "collectives").glob("aic_*.csv.gz")):
+        rows = engine_rows(read_collectives(file))
+        for k, kernel in enumerate(rows.kernels):
+            at = np.flatnonzero(rows.kernel == k)
+            if kernel.form == "custom":
+                at = at[rows.inputs[at, 0] <= (4 if kernel.system.startswith("a100") else 8) * 2**20]
+            if len(at) < 20 or kernel.system == "l40s" or "eager" in kernel.name:  # a sick host; timed with the launch
                 continue
-            size, n, t = table.nbytes[at], table.ranks[at], table.time_s[at]
-            order = {s: k for k, s in enumerate(sorted(set(size)))}
-            error = np.zeros(len(t))
-            for k in range(3):
-                held = np.array([order[s] % 3 == k for s in size])
-                theta = fit_kernel(custom_log_time, (size, n), t, ~held, custom_prior(link))
-                error[held] = errors(custom_log_time(theta, (size, n)), np.log(t))[held]
-            custom.append(error.mean())
-            out["custom"][f"{system}, {library}"] = float(error.mean())
+            at = at[np.linspace(0, len(at) - 1, min(len(at), 512)).round().astype(int)]
+            inputs, log_time = rows.inputs[at], rows.log_time[at]
+            own = (custom_log_time, custom_prior(float(load_system(kernel.system).scale_up.bandwidth)), 128)
+            log_times, prior, block = own if kernel.form == "custom" else (EXPERT_LOG_TIME[kernel.form], expert_prior(), 512)
+            columns = tuple(inputs.T[: 2 if kernel.form == "custom" else 6])
+            order = {s: i for i, s in enumerate(sorted(set(inputs[:, 0])))}
+            error = np.zeros(len(at))
+            for fold in range(3):
+                held = np.array([order[s] % 3 == fold for s in inputs[:, 0]])
+                theta = fit_kernel(log_times, columns, np.exp(log_time), ~held, prior, block)
+                error[held] = errors(log_times(theta, columns), log_time)[held]
+            (custom if kernel.form == "custom" else expert).append(error.mean())
+            out["custom" if kernel.form == "custom" else "expert"][f"{kernel.name}, {kernel.version} on {kernel.system}"] = float(error.mean())
     table_row(out, f"custom all-reduce, unseen sizes, median of {len(custom)} sets", [np.median(custom)], (5,))
-    kept = []
-    for row in expert_sets(folder):
-        error = np.zeros(len(row["time"]))
-        order = {s: k for k, s in enumerate(sorted(set(row["tokens"])))}
-        for k in range(3):
-            held = np.array([order[s] % 3 == k for s in row["tokens"]])
-            theta = fit_kernel(EXPERT_LOG_TIME[row["kernel"]], row["inputs"], row["time"], ~held, expert_prior(), 512)
-            error[held] = errors(EXPERT_LOG_TIME[row["kernel"]](theta, row["inputs"]), np.log(row["time"]))[held]
-        kept.append(error.mean())
-        out["expert"][row["name"]] = float(error.mean())
-    table_row(out, f"expert dispatch and combine, unseen token counts: median, worst of {len(kept)} sets", [np.median(kept), np.max(kept)], (10, None))
-
-
-def expert_sets(folder, most=512):
-    """Rows of each (system, kernel, phase, datatype), at most `most` of them evenly chosen."""
-    element = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.03, "nvfp4": 0.5625, "fp4": 0.5625, "default": 2.0, "": 2.0}
-    for pattern in ("aic_moe_a2a_*", "aic_wideep_deepep_*", "aic_trtllm_alltoall_*"):
-        for file in sorted((folder / "collectives").glob(pattern + ".csv.gz")):
-            table = read_collectives(file)
-            keys = np.array([f"{k}, {op}, {d}" for k, op, d in zip(table.kernel, table.op, table.datatype, strict=True)])
-            for key in sorted(set(keys)):
-                at = np.flatnonzero((keys == key) & (table.time_s > 0) & (table.tokens > 0) & (table.op != "moe_prepare"))
-                if len(at) < 20:
-                    continue
-                at = at[np.linspace(0, len(at) - 1, min(len(at), most)).round().astype(int)]
-                hidden = table.hidden[at] * np.array([element.get(str(d), 2.0) for d in table.datatype[at]])
-                per_node = table.ranks[at] / np.maximum(np.nan_to_num(table.nodes[at], nan=1.0), 1.0)
-                sms = np.where(np.nan_to_num(table.sms[at]) > 0, np.nan_to_num(table.sms[at]), 1e4)
-                kernel = "low_latency" if "ll" in key.lower() or "generation" in key else "high_throughput"
-                inputs = (table.tokens[at], hidden, table.experts_per_token[at], table.ranks[at], per_node, sms)
-                if np.isfinite(np.array(inputs, float)).all():
-                    stem = file.name.removeprefix("aic_").removesuffix(".csv.gz")
-                    yield dict(name=f"{stem}, {key}", kernel=kernel, inputs=inputs, time=table.time_s[at], tokens=table.tokens[at])
+    over = int(np.sum(np.array(expert) > 10))
+    table_row(out, f"expert dispatch and combine, unseen token counts: median of {len(expert)} sets; sets above 10", [np.median(expert), over], (10, None))
 
 
 def speed_part(out):

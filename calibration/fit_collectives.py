@@ -1,9 +1,10 @@
 """Fits the shipped constants of collectives to published measurements and writes them into the package.
 
-    python calibration/fit_collectives.py DATA       # about two minutes on two cores
+    python calibration/fit_collectives.py DATA       # about three minutes on two cores
 
 DATA holds `collectives/` (tables of aiconfigurator-core 0.12.0 and the parsed logs) and `nccl_tests_logs/INDEX.csv`. Node constants come from NCCL in
-CUDA graphs, half type; network constants from 21 published nccl-tests logs on top of them. Nothing of an unhealthy log is used.
+CUDA graphs, half type; network constants from 21 published nccl-tests logs on top of them; engines' all-reduce and the exchanges of experts from the other
+tables of aiconfigurator, a set of constants per kernel, version and system. Nothing of an unhealthy log or host is used.
 """
 
 import argparse
@@ -12,9 +13,30 @@ import json
 from pathlib import Path
 
 from diffperf._files import write_atomic
+from diffperf.calibrate.collectives._engines import engine_rows, fit_engines
 from diffperf.calibrate.collectives._priors import FITTED
 from diffperf.calibrate.collectives._ship import network_fit, nodes_fit
 from diffperf.calibrate.collectives._study import NODE_TABLES, log_rows, network_logs, node_rows, published_logs
+from diffperf.io import read_collectives
+
+HEALTHY_L40S = "sglang 0.5.12"
+"""All other collections on L40S ran on a sick host: 1-5 GB/s where this one has 20."""
+
+
+def engines(folder):
+    """Constants of the kernels of engines in all tables."""
+    out = []
+    for file in sorted((folder / "collectives").glob("aic_*.csv.gz")):
+        rows = engine_rows(read_collectives(file))
+        out += [entry for entry in fit_engines(rows) if entry["system"] != "l40s" or entry["version"] == HEALTHY_L40S]
+    return out
+
+
+def text(document):
+    """JSON with one line per kernel of an engine."""
+    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in document["engines"])
+    body = json.dumps({key: value for key, value in document.items() if key != "engines"}, indent=1)
+    return f'{body[:-2]},\n "engines": [\n{lines}\n ]\n}}\n'
 
 
 def rounded(value):
@@ -41,7 +63,7 @@ def main() -> None:
         nodes="aiconfigurator-core 0.12.0, NCCL " + ", ".join(f"{name} {library}" for name, (_, library) in NODE_TABLES.items()),
         network="nccl-tests logs: " + ", ".join(log.name for log in logs), rows=len(rows),
     )  # fmt: skip
-    write_atomic(str(options.out), json.dumps(rounded(dict(meta=meta) | nodes | network), indent=1) + "\n")
+    write_atomic(str(options.out), text(rounded(dict(meta=meta) | nodes | network | dict(engines=engines(options.data)))))
     print(f"wrote {options.out}")
 
 

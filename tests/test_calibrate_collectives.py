@@ -154,6 +154,46 @@ def test_calibration_moves_towards_the_log(tmp_path):
     assert again["error"]["median"] < fit.before["median"]
 
 
+def engine_csv(tmp_path, gpu="H100 SXM", version="9.9"):
+    """A table of a made-up engine: 5 us + 0.2 us per peer + one or two shots, handed to nobody; and one row that its source calls unhealthy."""
+    lines = ["op,dtype,bytes,n_ranks,n_nodes,algo,proto,time_us,algbw_GBps,busbw_GBps,gpu,interconnect,source,flag,impl"]
+    for n in (2, 4, 8):
+        for k in range(8, 23, 2):
+            one, two = 2**k * (n - 1) / 2.5e11, 8e-6 + 2 * 2**k * (n - 1) / n / 3e11
+            t = 5 + 0.2 * (n - 1) + min(one, two) * 1e6
+            lines.append(f"all_reduce,bf16,{2**k},{n},1,auto,auto,{t:.6f},,,{gpu},,bench,,custom_allreduce fable {version} fable_graph")
+    lines.append(f"all_reduce,bf16,1024,2,1,auto,auto,900,,,{gpu},,bench,unhealthy_slow,custom_allreduce fable {version} fable_graph")
+    path = tmp_path / f"engine_{version}.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_engine_kernels_are_fitted_and_scored(tmp_path):
+    path = engine_csv(tmp_path)
+    result = calibrate_collectives(path)
+    assert not result.fits and len(result.engines) == 1 and result.skipped == {"labelled unhealthy or invalid by its source": 1}
+    assert result.engines[0].after["median"] < 0.03 and result.engines[0].rows == 24
+    own = validate_collectives(path, fit=result.document)
+    assert own["n_rows"] == 25 and own["n_modelled"] == 24 and own["error"]["median"] < 0.03
+    assert {group["group"]["op"] for group in own["groups"]} == {"all_reduce"}
+    unseen = validate_collectives(engine_csv(tmp_path, "H200 SXM", "10.0"), fit=result.document)
+    width = lambda score: np.median([np.log(row["high_s"] / row["low_s"]) for row in score["rows"]])
+    assert unseen["error"]["median"] < 0.05 and width(unseen) > 2 * width(own)  # the same kernel, of another version and system: sure of less
+
+
+def test_expert_exchanges_are_scored_with_shipped_constants(tmp_path):
+    """Kernels that were measured, in the layout of the tables they came from; twice the tokens at large counts takes about twice the time."""
+    lines = ["num_tokens,hidden_size,topk,num_experts,ep_size,comm_backend,phase,comm_dtype,latency_us,framework,gpu"]
+    for tokens, t in ((1, 100), (8192, 1000), (16384, 2000)):
+        lines.append(f"{tokens},7168,8,256,8,trtllm_deepep_ht,dispatch,bf16,{t},trtllm 1.3.0rc11,h100_sxm")
+    path = tmp_path / "moe.csv"
+    path.write_text("\n".join(lines) + "\n")
+    result = validate_collectives(str(path))
+    few, some, many = (row["predicted_s"] for row in result["rows"])
+    assert result["n_modelled"] == 3 and few < some < many and 1.7 < many / some < 2.1
+    assert all(row["low_s"] < row["predicted_s"] < row["high_s"] for row in result["rows"])
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

@@ -36,10 +36,13 @@ def calibrate_collectives(
     if as_json:
         import dataclasses
 
-        _output.print_json({"fits": [dataclasses.asdict(fit) for fit in result.fits], "skipped": result.skipped, "file": out})
+        fits, engines = ([dataclasses.asdict(fit) for fit in found] for found in (result.fits, result.engines))
+        _output.print_json({"fits": fits, "engines": engines, "skipped": result.skipped, "file": out})
         return
     for fit in result.fits:
         _print_fit(fit)
+    if result.engines:
+        _print_engines(result.engines)
     _print_skipped(result.skipped)
     if out is not None:
         _output.out().print(f"wrote {out}; use it with --fit {out}", markup=False)
@@ -184,6 +187,19 @@ def _print_fit(fit: Any) -> None:
     console.print(f"median error {before} with the shipped constants, {after} with these", markup=False)
     for name, floor in fit.floors.items():
         console.print(f"{name}: the host needs at least {time_text(floor)} per collective", markup=False)
+
+
+def _print_engines(fits: Any) -> None:
+    from ..report._tables import percent_of, table
+    from . import _output
+
+    shown = table("Kernels of engines: median error with the shipped constants and with these")
+    shown.add_column("kernel", overflow="fold")
+    for name in ("rows", "before", "after"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for fit in fits:
+        shown.add_row(fit.name, f"{fit.rows:,}", percent_of(fit.before["median"]), percent_of(fit.after["median"]))
+    _output.out().print(shown)
 
 
 def _quantity(name: str, value: float) -> str:

@@ -120,7 +120,7 @@ def _is_csv(name: str) -> bool:
     except (EOFError, OSError) as error:
         raise CollectiveFileError([f"{name} is not a complete gzip file: {error}. Copy it again."]) from None
     names = {cell.strip() for cell in next(csv.reader(io.StringIO(first[0]), delimiter=","))} if first else set()
-    return len(names) > 2 and bool(names & {"op", "op_name", "bytes", "n_ranks", "busbw_GBps"})
+    return len(names) > 2 and bool(names & {"op", "op_name", "bytes", "n_ranks", "busbw_GBps", "num_token", "num_tokens"})
 
 
 def _uniform(name: str, header: Sequence[str], records: Records, report: Report) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from ._calibrate import CollectiveCalibration as CollectiveCalibration
 from ._calibrate import CollectiveFit as CollectiveFit
+from ._calibrate import EngineFit as EngineFit
 from ._calibrate import calibrate_collectives as calibrate_collectives
 from ._predict import prepare_collectives as prepare_collectives
 from ._priors import prior_of as prior_of

@@ -2,6 +2,7 @@
 
 Logs of one system, NIC rate and network are fitted together: node and network constants are shared, and each log has a floor and three factors of its own,
 so that what a library version or a way of timing adds is not taken for the links'. Intervals are those of the Laplace approximation at the mode.
+Kernels of engines get constants of their own. Rows that their source calls unhealthy or invalid are left out.
 """
 
 import dataclasses
@@ -14,8 +15,9 @@ import numpy as np
 from ...io import CollectiveTable, read_collectives, write_atomic
 from .._evaluate import error_summary
 from ._design import fit_design, predict_design
+from ._engines import LEAST_ROWS, EngineRows, engine_rows, fit_engines, is_engine, predict_engines
 from ._levels import log_design
-from ._predict import ROW_NOISE, Z80, Prepared, prepare_collectives
+from ._predict import ROW_NOISE, SICK_REASON, Z80, Prepared, is_sick, prepare_collectives
 from ._priors import prior_of, shipped
 from ._settings import Setting
 from ._vector import INDEX
@@ -49,16 +51,38 @@ class CollectiveFit:
 
 
 @dataclasses.dataclass(frozen=True)
+class EngineFit:
+    """The fit of one engine's kernel.
+
+    Attributes:
+      name: kernel, version and system.
+      rows: number of rows.
+      values: its constants; SI units.
+      noise: scatter of its log time about the fit.
+      before, after: errors of the shipped constants (those of its nearest relative, if it was not measured) and of these.
+    """
+
+    name: str
+    rows: int
+    values: dict[str, float]
+    noise: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
 class CollectiveCalibration:
     """What `calibrate collectives` found.
 
     Attributes:
       fits: one per system and network.
+      engines: one per kernel of an engine.
       skipped: reason -> rows.
       document: the constants in the form of the shipped fit, for `validate_collectives(fit=...)`.
     """
 
     fits: tuple[CollectiveFit, ...]
+    engines: tuple[EngineFit, ...]
     skipped: dict[str, int]
     document: dict[str, Any]
 
@@ -83,19 +107,41 @@ def calibrate_collectives(
       ValueError: for an unknown system, or when no row can be modelled.
     """
     table = files if isinstance(files, CollectiveTable) else read_collectives(files)
-    prepared = prepare_collectives(table, system, library)
-    if not len(prepared.rows):
-        raise ValueError(f"calibrate_collectives: no row can be fitted: {'; '.join(prepared.skipped) or 'the files have no rows'}")
+    engine, sick = is_engine(table), is_sick(table)
+    prepared = prepare_collectives(table.take(~engine & ~sick), system, library)
+    kernels = engine_rows(table.take(engine & ~sick), system)
+    skipped = prepared.skipped | kernels.skipped | ({SICK_REASON: int(sick.sum())} if sick.any() else {})
+    if not len(prepared.rows) and not len(kernels.at):
+        raise ValueError(f"calibrate_collectives: no row can be fitted: {'; '.join(skipped) or 'the files have no rows'}")
     groups: dict[tuple, list[int]] = {}
     for k, setting in enumerate(prepared.settings):
         groups.setdefault((setting.system, setting.nic_bandwidth / setting.ranks_per_node, setting.fabric, setting.bridge), []).append(k)
-    document = {key: dict(value) for key, value in shipped().items() if isinstance(value, dict)}
+    document = {key: dict(value) for key, value in shipped().items() if isinstance(value, dict)} | {"engines": shipped().get("engines", [])}
     fits = []
     for logs in groups.values():
         fit, entry = _fit_group(prepared, logs)
         fits.append(fit)
         _merge(document, fit.setting, entry)
-    return CollectiveCalibration(tuple(fits), prepared.skipped, document)
+    engines, entries = _fit_engines(kernels, skipped)
+    own = {(entry["name"], entry["version"], entry["system"]) for entry in entries}
+    others = [entry for entry in document["engines"] if (entry["name"], entry["version"], entry["system"]) not in own]
+    return CollectiveCalibration(tuple(fits), engines, skipped, document | {"engines": others + entries})
+
+
+def _fit_engines(rows: EngineRows, skipped: dict[str, int]) -> tuple[tuple[EngineFit, ...], list[dict[str, Any]]]:
+    """Fits every kernel and adds those of too few rows to `skipped`."""
+    entries = fit_engines(rows)
+    of = {(kernel.name, kernel.version, kernel.system): k for k, kernel in enumerate(rows.kernels)}
+    before, after = predict_engines(rows)[0], predict_engines(rows, {"engines": entries})[0]
+    fits = []
+    for entry in entries:
+        at = rows.kernel == of[entry["name"], entry["version"], entry["system"]]
+        scores = [error_summary(value[at], rows.log_time[at]) for value in (before, after)]
+        fits.append(EngineFit(f"{entry['name']}, {entry['version']} on {entry['system']}", int(at.sum()), entry["values"], entry["noise"], *scores))
+    few = len(rows.at) - sum(fit.rows for fit in fits)
+    if few:
+        skipped[f"an engine's kernel with fewer than {LEAST_ROWS} rows"] = few
+    return tuple(fits), entries
 
 
 def _fit_group(prepared: Prepared, logs: Sequence[int]) -> tuple[CollectiveFit, dict[str, list[float]]]:

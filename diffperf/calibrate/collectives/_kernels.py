@@ -10,9 +10,9 @@ import numpy as np
 from ...cost.collective import CustomAllReduceConstants, ExpertExchangeConstants, custom_all_reduce_time, expert_exchange_time
 from ._map import fit_map
 
-_CUSTOM = ("launch", "hop", "one_shot_bandwidth", "second_shot", "two_shot_bandwidth", "blend")
+CUSTOM = ("launch", "hop", "one_shot_bandwidth", "second_shot", "two_shot_bandwidth", "blend")
 _CUSTOM_WIDTH = (0.5, 1.0, 0.5, 0.7, 0.4, 0.7)
-_EXPERT = ("launch", "hop", "bandwidth", "processor_bandwidth", "token_time", "expert_time", "ramp", "network_bandwidth", "network_launch", "network_hop")
+EXPERT = ("launch", "hop", "bandwidth", "processor_bandwidth", "token_time", "expert_time", "ramp", "network_bandwidth", "network_launch", "network_hop")
 _EXPERT_MEAN = (30e-6, 1.5e-6, 4e11, 30e9, 30e-9, 3e-9, 5e-6, 45e9, 40e-6, 20e-6)
 _EXPERT_WIDTH = (1.0, 0.7, 0.5, 0.4, 1.0, 1.0, 0.8, 0.3, 0.8, 0.7)
 

@@ -18,6 +18,7 @@ from ._priors import HELD, prior_of
 from ._settings import Setting, setting_of
 from ._vector import INDEX, LEAVES
 
+SICK_REASON = "labelled unhealthy or invalid by its source"
 ROW_NOISE = 0.06
 """Standard deviation of a row's log time about its log's curve: protocol changes and repeats."""
 Z80 = 1.2816
@@ -82,7 +83,7 @@ def prepare_collectives(table: CollectiveTable, system: str = "", library: str =
         nodes = float(table.nodes[i]) if np.isfinite(table.nodes[i]) else 1.0
         own = str(table.library[i])
         if own.startswith("custom_allreduce"):
-            skipped["an engine's own all-reduce kernel, which has constants per engine"] += 1
+            skipped["an engine's own all-reduce kernel"] += 1
         elif op not in OPERATIONS:
             skipped[f"operation {op or 'not stated'}"] += 1
         elif not (np.isfinite(n) and n >= 2):
@@ -115,6 +116,12 @@ def prepare_collectives(table: CollectiveTable, system: str = "", library: str =
     data = zip(*columns) if columns else [()] * len(fields)
     rows = CollectiveRows(**{name: np.array(values, int if name == "log" else None) for name, values in zip(fields, data)})
     return Prepared(rows, np.array(places, int), settings, names, sources, dict(skipped.most_common()))
+
+
+def is_sick(table: CollectiveTable) -> np.ndarray:
+    """Rows whose source says that the system was not well, or that the test did not do what it says."""
+    words = ("unhealthy", "invalid")
+    return np.array([str(health) in words or str(flag).startswith(words) for health, flag in zip(table.health, table.flag)], bool)
 
 
 def predict_collectives(prepared: Prepared, fit: dict[str, Any] | None = None, floors: bool = True) -> Predicted:

@@ -23,13 +23,17 @@ NODE_START: dict[str, tuple[float, float]] = {
     "ramp": (30e-6, 0.6), "gather_ramp": (1.0, 0.3), "scatter_ramp": (1.0, 0.3), "exchange_ramp": (0.5, 0.7), "ramp_half": (0.7, 0.5),
     "ramp_power": (0.8, HELD),
 }  # fmt: skip
-LINK_SHARE = {"nvlink": (0.79, 0.06), "pcie": (0.63, 0.15), "xgmi": (0.85, 0.15)}
+LINK_SHARE = {"nvlink": (0.79, 0.06), "pcie": (0.63, 0.15), "xgmi": (0.85, 0.15), "memory": (0.1, 1.0)}  # memory: the devices of one CPU
 LOCAL = {"blackwell": 1.45}  # rank-local work over `bandwidth`; 2.4 before Blackwell
 LOCAL_OTHER, LOCAL_WIDTH = 2.4, 0.35
 # Change to the bandwidth protocol: extra time per step, bytes per rank, most steps of an early change. The bytes double with each generation.
 BUMP = {"ampere": (8e-6, 0.37e6, 4.0, 0.0), "hopper": (6e-6, 0.74e6, 4.0, 0.0), "blackwell": (7.2e-6, 1.4e6, 10.0, 0.5)}
 NVLS = {"hopper": (0.8, 0.08)}
-GENERATION_START = {"blackwell": {"launch": (8e-6, 0.2), "hop": (1.3e-6, 0.15), "ramp": (8e-6, 0.6)}, "volta": {"hop": (0.55e-6, 0.3), "launch": (5e-6, 0.3)}}
+GENERATION_START = {
+    "blackwell": {"launch": (8e-6, 0.2), "hop": (1.3e-6, 0.15), "ramp": (8e-6, 0.6)}, "volta": {"hop": (0.55e-6, 0.3), "launch": (5e-6, 0.3)},
+    "cpu": {"launch": (50e-6, 1.0), "hop": (10e-6, 1.0), "exchange_launch": (50e-6, 1.0), "exchange_hop": (10e-6, 1.0), "exchange_rate": (0.87, 0.5),
+            "ramp": (30e-6, 1.0)},
+}  # fmt: skip
 NETWORK_START: dict[str, tuple[float, float]] = {
     "efficiency": (0.93, 0.05), "ramp_ratio": (5.5, 0.4), "ramp_half": (0.7, 0.5), "ramp_power": (0.5, 0.2), "tree_rate": (0.82, 0.15), "nvls": (0.8, 0.08),
 }  # fmt: skip
@@ -63,6 +67,8 @@ def _prior(setting: Setting, fit: dict[str, Any]) -> tuple[np.ndarray, np.ndarra
     technology = "xgmi" if vendor(setting.system) == "AMD" and fast > 100e9 else "pcie" if link <= 64e9 and not setting.bridge else "nvlink"
     if setting.bridge and setting.bridge < 20e9:
         technology = "pcie"
+    if kind == "cpu":
+        technology = "memory"
     share, width = LINK_SHARE[technology]
     values: dict[str, tuple[float, float]] = {f"node.{key}": pair for key, pair in NODE_START.items()}
     rate = share * link

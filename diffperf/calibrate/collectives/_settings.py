@@ -96,11 +96,13 @@ def setting_of(accelerator: str, interconnect: str, ranks: float, nodes: float, 
         fabric = "efa2"
     old, unknown = library_age(library)
     nics = int(found[1] if found else counted[1] if counted else 0)
-    return Setting(name, per_node, rate, fabric, _bridge(interconnect), old, unknown, nics)
+    return Setting(name, per_node, rate, fabric, _bridge(interconnect, per_node), old, unknown, nics)
 
 
-def _bridge(interconnect: str) -> float:
+def _bridge(interconnect: str, per_node: float) -> float:
     """Rate of a link that a source names in place of the system's own. [B/s]"""
+    if re.search(r"nvlink2 .*dgx-1\b", interconnect, re.I) and per_node <= 4:
+        return 25e9 if per_node <= 2 else 100e9  # NVLink 2 of the hybrid cube mesh: one link between neighbours, four inside a quad (NVIDIA, DGX-1 white paper)
     if re.search(r"nvlink bridge pair \(|bridge pair.*gen5", interconnect, re.I):
         return 150e9  # 24 lanes of NVLink in one direction, half of H100 PCIe's 600 GB/s pair: both directions of three bridges (NVIDIA, H100 PCIe brief)
     if re.search(r"nvlink bridge", interconnect, re.I):
