@@ -16,7 +16,7 @@ from diffperf.calibrate.kernels._sets import place
 from diffperf.cost.kernel._library import FITTED_DIRECTORY
 from diffperf.io import read_kernels
 
-LEAST_ROWS = 40  # sets with fewer say little about 25 constants
+LEAST_ROWS = 100  # sets with fewer say little about 20 constants
 
 
 def gather(folder: Path) -> tuple[dict, dict[str, list[KernelSet]]]:
@@ -42,7 +42,7 @@ def main() -> None:
         start = time.time()
         used = [s for s in sets[name] if len(s) >= LEAST_ROWS]
         progress = lambda done, total, name=name: print(f"\r{name}: {done} of {total}", end="", flush=True)
-        fits, shared = fit_jointly(families[name], used, correction=True, progress=progress)
+        fits, shared = fit_jointly(families[name], used, last=3072 if name == "matmul" else 1536, correction=True, progress=progress)
         meta = dict(rows=sum(map(len, used)), written=time.strftime("%Y-%m-%d"), jax=version("jax"), by="calibration/fit_kernels.py")
         write_kernels_fit(FITTED_DIRECTORY / f"{name}.json", {name: entries(used, fits, shared)}, meta)
         print(f"\r{name}: {len(used)} sets, {meta['rows']} rows, {time.time() - start:.0f} s")

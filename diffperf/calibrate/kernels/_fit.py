@@ -103,7 +103,7 @@ def _padded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def fit_kernels(
     family: Family, shape: Any, device: Any, log_time: np.ndarray, *, weight: np.ndarray | None = None, mean: np.ndarray | None = None,
-    sd: np.ndarray | None = None, correction: bool = False, starts: int = 4, passes: int = 30, most: int = 3072, seed: int = 0,
+    sd: np.ndarray | None = None, correction: bool = False, starts: int = 4, passes: int = 30, most: int = 3072, start: KernelFit | None = None, seed: int = 0,
 ) -> KernelFit:  # fmt: skip
     """Fits one library on one chip.
 
@@ -119,6 +119,7 @@ def fit_kernels(
       starts: random starts beside the prior's mean.
       passes: Levenberg-Marquardt steps after the starts; the correction takes twice as many.
       most: rows to use at most, drawn at random: more of them cost time and say little.
+      start: a fit to the same rows to go on from, in place of random starts.
     Raises:
       ValueError: for no rows.
     """
@@ -147,11 +148,12 @@ def fit_kernels(
             best = int(np.nanargmin(loss))
             return vector[best], float(loss[best]), precision[best]
 
-        vector = mean
-        if starts:
+        vector = mean if start is None else start.free
+        if starts and start is None:
             noise = rng.normal(size=(starts, family.size)) * np.minimum(sd, 0.7)
             vector = solve(mean + np.concatenate([np.zeros((1, family.size)), noise]), mean, sd, scout, 20)[0]
-        vector, loss, precision = solve(vector, mean, sd, everything, passes)
+        if start is None or not correction:
+            vector, loss, precision = solve(vector, mean, sd, everything, passes)
         if correction:
             features = family.features(pick(shape, everything[:1]), pick(device, everything[:1])).shape[-1]
             mean = np.concatenate([mean, np.zeros(len(weight_spreads(features)))])

@@ -60,7 +60,7 @@ def share(family: Family, keys: Sequence[tuple[str, str, str]], fits: Sequence[K
 
 
 def fit_jointly(
-    family: Family, sets: Sequence[KernelSet], *, rounds: int = 2, most: int = 768, starts: int = 3, correction: bool = False,
+    family: Family, sets: Sequence[KernelSet], *, rounds: int = 2, most: int = 768, last: int = 3072, starts: int = 3, correction: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[KernelFit], Shared]:
     """Fits every set under what all share.
@@ -70,6 +70,7 @@ def fit_jointly(
       sets: one or more.
       rounds: expectation-maximisation rounds; the first starts each set several times, the others continue.
       most: rows per set at most in rounds before the last.
+      last: the same in the last round.
       starts: random starts of each set in the first round.
       correction: fit each set's network in the last round.
       progress: called with fits done and fits in all.
@@ -85,10 +86,10 @@ def fit_jointly(
     shared = Shared(family, [], none, none, none)
     fits: list[KernelFit] = []
     for turn in range(rounds):
-        last, priors = turn == rounds - 1, [shared.prior(*s.key) for s in sets]
+        final, priors = turn == rounds - 1, [shared.prior(*s.key) for s in sets]
         fits = []
         for i, (s, (mean, sd)) in enumerate(zip(sets, priors)):
-            fits.append(_fit_set(family, s, mean, sd, correction=correction and last, starts=0 if turn else starts, most=3072 if last else most))
+            fits.append(_fit_set(family, s, mean, sd, correction=correction and final, starts=0 if turn else starts, most=last if final else most))
             if progress:
                 progress(turn * len(sets) + i + 1, rounds * len(sets))
         shared = share(family, keys, fits, priors)
