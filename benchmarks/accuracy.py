@@ -1,6 +1,8 @@
 """Held-out accuracy on the published training runs, beside a constant-efficiency roofline and other tools' published errors.
 
-    python benchmarks/accuracy.py [--json FILE] [--markdown FILE] [--quick]      # about 10 minutes on two cores; --quick about 2
+    python benchmarks/accuracy.py collectives DATA [...]      # benchmarks/accuracy_collectives.py
+    python benchmarks/accuracy.py kernels FOLDER [...]        # benchmarks/accuracy_kernels.py
+    python benchmarks/accuracy.py [runs] [--json FILE] [--markdown FILE] [--quick]      # about 10 minutes on two cores; --quick about 2
 
 Five folds by whole (source, model) groups in two partitions; whole sources held out one at a time, then predicted from 0, 1, 3 and 10 of
 their own rows; Korthikanti, vTrain and SimuMax rows as their authors report them; memory; intervals; the worst groups. Every figure is of
@@ -8,7 +10,9 @@ rows the fit has not seen. `--markdown` writes the tables of `docs/accuracy.md`.
 """
 
 import argparse
+import importlib
 import json
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -26,6 +30,8 @@ from diffperf.calibrate._published import kinds_of_runs, published_runs
 from diffperf.calibrate._rows import prepare
 
 PARTITIONS = (0, 1)
+OTHERS = {"collectives": "accuracy_collectives", "kernels": "accuracy_kernels"}
+"""Benchmarks of single parts, in files beside this one."""
 COUNTS = (0, 1, 3, 10)
 MIN_ROWS = 15
 TARGETS = {  # per cent: median, mean, p90 of the held-out error that the project holds itself to
@@ -222,6 +228,19 @@ def tables(result: dict) -> list[tuple[str, list[str], list[list[str]]]]:
 
 
 def main() -> None:
+    """Runs the benchmark that the first word names."""
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    if word in OTHERS or word == "runs":
+        del sys.argv[1]
+        sys.argv[0] += f" {word}"  # so that its help names the whole command
+    if word in OTHERS:
+        importlib.import_module(OTHERS[word]).main()
+    else:
+        runs()
+
+
+def runs() -> None:
+    """Training runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
