@@ -60,3 +60,11 @@ from ._saturating import SourceConstants as SourceConstants
 from ._saturating import collective_time as collective_time
 from ._saturating import saturating_ramp as saturating_ramp
 from ._saturating import uneven_all_to_all_time as uneven_all_to_all_time
+from ._torus import Torus as Torus
+from ._torus import multislice_all_reduce_time as multislice_all_reduce_time
+from ._torus import torus_all_gather_time as torus_all_gather_time
+from ._torus import torus_all_reduce_time as torus_all_reduce_time
+from ._torus import torus_all_to_all_time as torus_all_to_all_time
+from ._torus import torus_of as torus_of
+from ._torus import torus_reduce_scatter_time as torus_reduce_scatter_time
+from ._torus import torus_send_time as torus_send_time
