@@ -13,12 +13,14 @@ from ._collectives import Fabric as Fabric
 from ._collectives import Settings as Settings
 from ._collectives import channel_time as channel_time
 from ._constants import CONTENTION_SD as CONTENTION_SD
+from ._constants import NOMINAL_CONTENTION as NOMINAL_CONTENTION
 from ._constants import OVERLAP_CHIPS as OVERLAP_CHIPS
 from ._constants import TUNING_SD as TUNING_SD
 from ._constants import Contention as Contention
 from ._constants import OverlapChip as OverlapChip
 from ._constants import draw_contention as draw_contention
 from ._constants import overlap_chip as overlap_chip
+from ._region import DEFAULT_SETTING as DEFAULT_SETTING
 from ._region import MAX_CHANNELS as MAX_CHANNELS
 from ._region import OverlapRegion as OverlapRegion
 from ._region import Setting as Setting

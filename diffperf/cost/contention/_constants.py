@@ -72,6 +72,9 @@ class Contention(NamedTuple):
     sync: ArrayLike = 1.0
 
 
+NOMINAL_CONTENTION = Contention()
+"""The values above."""
+
 CONTENTION_SD = Contention(0.2, 0.4, 0.5, 0.5, 0.4, 0.0, 1.0, 0.3, 0.5)
 """Prior standard deviations of log constants."""
 
@@ -79,7 +82,7 @@ TUNING_SD = Contention(0.3, 0.0, 0.3, 0.3, 0.3, 0.0, 0.0, 0.3, 0.3)
 """Those with which robust tuning is judged: six constants, each off by 30%."""
 
 
-def draw_contention(count: int, mean: Contention = Contention(), sd: Contention = CONTENTION_SD, seed: int = 0) -> Contention:
+def draw_contention(count: int, mean: Contention = NOMINAL_CONTENTION, sd: Contention = CONTENTION_SD, seed: int = 0) -> Contention:
     """Independent log-normal draws, each of shape (count,); a share stays at most 1.
 
     Args:

@@ -1,6 +1,7 @@
 """Compute kernels as contention sees them: arithmetic, compulsory and tiled memory traffic, thread blocks; and those of transformer blocks.
 
-Matmuls have tiles of 128 x 128, attention is causal and fused. Launch times and the rate of attention are judgements, not fits. Leaves out split-K, experts of unequal load
+Matmuls have tiles of 128 x 128, attention is causal and fused. Launch times and the rate of attention are judgements, not fits.
+Leaves out split-K, experts of unequal load
 and kernels fused across operators.
 """
 
@@ -38,7 +39,8 @@ def matmul_kernel(m: float, n: float, k: float, *, element_bytes: float = 2.0, n
     """`C[m, n] = A[m, k] B[k, n]` in tiles of 128 x 128, each of which loads `128 k` elements of A and of B."""
     blocks = math.ceil(m / TILE) * math.ceil(n / TILE)
     compulsory, tiled = m * k + k * n + m * n, blocks * k * 2 * TILE + m * n
-    return Kernel(name or f"matmul {m:g}x{n:g}x{k:g}", 2.0 * m * n * k, element_bytes * compulsory, element_bytes * max(tiled, compulsory), blocks, _MATMUL_LAUNCH)
+    nbytes, tile_bytes = element_bytes * compulsory, element_bytes * max(tiled, compulsory)
+    return Kernel(name or f"matmul {m:g}x{n:g}x{k:g}", 2.0 * m * n * k, nbytes, tile_bytes, blocks, _MATMUL_LAUNCH)
 
 
 def attention_kernel(sequences: float, heads: float, sequence_length: float, head_dim: float, *, backward: bool = False, name: str = "") -> Kernel:

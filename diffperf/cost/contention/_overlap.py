@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Real
 from ..._arrays import si
 from ...smooth import pnorm, safe_divide, safe_power
 from ._collectives import CollectiveRows, Settings, channel_time
-from ._constants import Contention, OverlapChip
+from ._constants import NOMINAL_CONTENTION, Contention, OverlapChip
 from ._region import KernelRows, OverlapRegion
 from ._sm_loss import left_processors, taken_processors, waves
 
@@ -80,7 +80,9 @@ def kernel_time(
     return time, (safe_divide(moved, time) + others) / chip.bandwidth
 
 
-def overlap_times(region: OverlapRegion, settings: Settings, constants: Contention = Contention(), temperature: Real[ArrayLike, ""] = 0.0) -> OverlapTimes:
+def overlap_times(
+    region: OverlapRegion, settings: Settings, constants: Contention = NOMINAL_CONTENTION, temperature: Real[ArrayLike, ""] = 0.0
+) -> OverlapTimes:
     """Times of a region in which all collectives are ready from the start, exact at temperature 0.
 
     Each operation starts when the one before it on its stream ends. Rates are bounded together so that time alone is worked off at a rate of at least one:
@@ -132,7 +134,9 @@ def overlap_times(region: OverlapRegion, settings: Settings, constants: Contenti
     return OverlapTimes(clock, jnp.maximum(compute, jnp.max(per_stream)), compute + communication, compute, communication, busy, exposed)
 
 
-def overlap_makespan(region: OverlapRegion, settings: Settings, constants: Contention = Contention(), temperature: Real[ArrayLike, ""] = 0.0) -> Float[Array, ""]:
+def overlap_makespan(
+    region: OverlapRegion, settings: Settings, constants: Contention = NOMINAL_CONTENTION, temperature: Real[ArrayLike, ""] = 0.0
+) -> Float[Array, ""]:
     """`overlap_times(...).overlapped`. [s]"""
     return overlap_times(region, settings, constants, temperature).overlapped
 

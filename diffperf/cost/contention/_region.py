@@ -69,6 +69,10 @@ class Setting(NamedTuple):
     protocol: str = "simple"
 
 
+DEFAULT_SETTING = Setting()
+"""8 channels, chunks of 2 MiB, 512 threads, ring, Simple."""
+
+
 def overlap_region(kernels: Sequence[Kernel], collectives: Sequence[Collective], chip: OverlapChip) -> OverlapRegion:
     """Checks and gathers an overlap region.
 
@@ -137,7 +141,7 @@ def _check_amount(value: float, label: str) -> None:
         raise ValueError(f"{label} is {value:g}; it should be a number, at least 0.")
 
 
-def make_settings(region: OverlapRegion, settings: Setting | Sequence[Setting] = Setting()) -> Settings:
+def make_settings(region: OverlapRegion, settings: Setting | Sequence[Setting] = DEFAULT_SETTING) -> Settings:
     """Checks settings, one for all collectives or one for each.
 
     Raises:

@@ -1,0 +1,126 @@
+"""The door of overlap tuning: which search runs, and what it says."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...cost.contention import DEFAULT_SETTING, NOMINAL_CONTENTION, Contention, OverlapRegion, Setting, make_settings
+from ._descent import STARTS, STEPS, gradient
+from ._evaluate import Evaluator
+from ._robust import Judge, robust
+from ._search import coordinate, exhaustive, priority
+from ._space import DEFAULT_SPACE, Grid, OverlapSpace
+
+OVERLAP_METHODS = ("auto", "exhaustive", "gradient", "priority", "coordinate")
+_MOST_POINTS = 1_200_000  # that an exhaustive search evaluates: seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class OverlapResult:
+    """Outcome of `overlap`.
+
+    Attributes:
+      settings: of each collective, by its name.
+      makespan, default_makespan: of the region, with these settings and with the default. [s]
+      method: that found the settings.
+      evaluations: distinct settings whose exact makespan was computed.
+      kept_default: whether the settings are the default because nothing else was worth it.
+      expected_gain: by how much the makespan is expected to fall over the draws, `1 - exp(mean log ratio)`; None without draws. [1]
+      risk: share of draws in which the settings are worse than the default; None without draws. [1]
+    """
+
+    settings: dict[str, Setting]
+    makespan: float
+    default_makespan: float
+    method: str
+    evaluations: int
+    kept_default: bool
+    expected_gain: float | None = None
+    risk: float | None = None
+
+    @property
+    def gain(self) -> float:
+        """Relative decrease of the makespan, at the constants given. [1]"""
+        return 1 - self.makespan / self.default_makespan
+
+
+def overlap(
+    region: OverlapRegion,
+    *,
+    method: str = "auto",
+    space: OverlapSpace = DEFAULT_SPACE,
+    default: Setting | Sequence[Setting] = DEFAULT_SETTING,
+    constants: Contention = NOMINAL_CONTENTION,
+    draws: Contention | None = None,
+    threshold: float = 0.01,
+    risk: float = 0.01,
+    starts: int = STARTS,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> OverlapResult:
+    """Settings of the collectives of an overlap region with the shortest makespan; by the model never worse than the default.
+
+    Args:
+      region: from `diffperf.cost.contention.overlap_region`.
+      method: "auto" evaluates every point where there are at most two collectives, and descends by gradients beyond; or one of `OVERLAP_METHODS`.
+      space: what may be chosen.
+      default: what runs now, one setting for all collectives or one for each.
+      constants: of contention.
+      draws: the constants drawn from what is known of them, each of shape (draws,), as `draw_contention` gives. With draws, tuning is robust: the expected log
+        makespan is made small among settings that are worse than the default in at most `risk` of the draws.
+      threshold: with draws, the default is kept unless the expected gain is at least this. [1]
+      risk: see `draws`. [1]
+      starts, steps: of the gradient search.
+      seed: of its starts.
+    Raises:
+      ValueError: for an unknown method, more points than an exhaustive search can evaluate, a space beyond the hardware, or draws with another method than
+        "auto" or "gradient"; the message names the collective where one is at fault.
+    """
+    if method not in OVERLAP_METHODS:
+        raise ValueError(f"method is {method!r}; it should be one of {', '.join(OVERLAP_METHODS)}.")
+    if draws is not None and method not in ("auto", "gradient"):
+        raise ValueError(f"method is {method!r}, but draws are tuned over by gradients; leave `method` as it is, or the draws out.")
+    make_settings(region, default)
+    grid = Grid(region, space)
+    settings = (default,) * grid.count if isinstance(default, Setting) else tuple(default)
+    evaluator, at_default = Evaluator(grid, constants), grid.place(settings)
+    if grid.describe(at_default) != settings:
+        raise ValueError(f"the default {settings} is not in the space; add its channels, chunk size and threads to the space, so that it can be kept.")
+    if method == "auto":
+        method = "exhaustive" if grid.count <= 2 and grid.num_points <= _MOST_POINTS else "gradient"
+    point = _search(evaluator, method, settings, at_default, starts, steps, seed)
+    more = {}
+    if draws is not None:
+        judge = Judge(grid, draws, at_default)
+        point = robust(judge, settings, [point], risk=risk, starts=starts, steps=steps, seed=seed)
+        gain, chance = _judged(judge, point)
+        if gain < threshold:
+            point, gain, chance = at_default, 0.0, 0.0
+        more = dict(expected_gain=gain, risk=chance)
+    makespan, default_makespan = evaluator.values(np.stack([point, at_default]))
+    if draws is None and not makespan < default_makespan:
+        point, makespan = at_default, default_makespan
+    evaluations = grid.num_points if method == "exhaustive" else evaluator.evaluations
+    kept = bool((point == at_default).all())
+    return OverlapResult(dict(zip(region.collective_names, grid.describe(point))), float(makespan), float(default_makespan), method, evaluations, kept, **more)
+
+
+def _judged(judge: Judge, point: np.ndarray) -> tuple[float, float]:
+    judged = judge.judge(point[None])
+    return float(-np.expm1(judged.expected[0])), float(judged.risk[0])
+
+
+def _search(
+    evaluator: Evaluator, method: str, default: tuple[Setting, ...], at_default: np.ndarray, starts: int, steps: int, seed: int
+) -> np.ndarray:  # fmt: skip
+    grid = evaluator.grid
+    if method == "exhaustive":
+        if grid.num_points > _MOST_POINTS:
+            raise ValueError(f"{grid.num_points:.2g} points are too many to evaluate all (at most {_MOST_POINTS:.2g}); take method 'gradient' or a smaller space.")
+        return exhaustive(evaluator)
+    if method == "gradient":
+        return gradient(evaluator, default, starts=starts, steps=steps, seed=seed)
+    if method == "priority":
+        return priority(evaluator, at_default)
+    return coordinate(grid, evaluator.values, at_default)
