@@ -21,6 +21,8 @@ SCALE = 0.05
 """Log error beyond which the loss turns from squared to linear; also the noise that the prior is weighed against."""
 SCOUT_ROWS = 768
 CORRECTION_STARTS = 3
+FROZEN = 0.02
+"""Spread of the constants while the correction is fitted: they stay those of the closed form, which must stand alone and carry over to other chips."""
 SIZES = (64, 256, 768, 1536, 3072)
 """Rows are filled up to one of these, or to a multiple of the last."""
 
@@ -33,7 +35,7 @@ class KernelFit:
       family: which kernels.
       free: unconstrained constants at the mode, shape (constants,).
       weights: of the correction, shape (weights,); empty for none.
-      precision: Gauss-Newton Hessian of the negative log posterior over constants and weights.
+      precision: Gauss-Newton Hessian of the negative log posterior of the closed form, shape (constants, constants).
       loss: negative log posterior at the mode, robust.
       noise: robust standard deviation of the residuals, in log time.
     """
@@ -154,13 +156,15 @@ def fit_kernels(
             vector = solve(mean + np.concatenate([np.zeros((1, family.size)), noise]), mean, sd, scout, 20)[0]
         if start is None or not correction:
             vector, loss, precision = solve(vector, mean, sd, everything, passes)
+        else:
+            loss, precision = start.loss, start.precision
         if correction:
             features = family.features(pick(shape, everything[:1]), pick(device, everything[:1])).shape[-1]
-            mean = np.concatenate([mean, np.zeros(len(weight_spreads(features)))])
-            sd = np.concatenate([sd, weight_spreads(features)])
+            mean = np.concatenate([vector, np.zeros(len(weight_spreads(features)))])
+            sd = np.concatenate([np.full(family.size, FROZEN), weight_spreads(features)])
             wide = [np.concatenate([vector, start_weights(features, seed + i)]) for i in range(CORRECTION_STARTS)]
             vector = solve(np.stack(wide), mean, sd, scout, 20)[0]
-            vector, loss, precision = solve(vector, mean, sd, everything, 2 * passes)
+            vector, loss, _ = solve(vector, mean, sd, everything, 2 * passes)
     fit = KernelFit(family, vector[: family.size], vector[family.size :], precision, loss, 0.0)
     residual = predict_rows(fit, pick(shape, everything), pick(device, everything)) - log_time[everything]
     return dataclasses.replace(fit, noise=max(1.48 * float(np.median(np.abs(residual))), 1e-3))

@@ -53,7 +53,7 @@ class KernelSet:
 
 def share(family: Family, keys: Sequence[tuple[str, str, str]], fits: Sequence[KernelFit], priors: Sequence[tuple[np.ndarray, np.ndarray]]) -> Shared:
     """What fitted sets share, each fitted under its own prior; a set that the form fits badly against the others says less."""
-    variance = np.stack([np.diag(np.linalg.inv(fit.precision))[: family.size] for fit in fits])
+    variance = np.stack([np.diag(np.linalg.inv(fit.precision)) for fit in fits])
     noise = np.array([fit.noise for fit in fits])
     said = np.clip(1 - variance / np.stack([sd**2 for _, sd in priors]), 0.0, 1.0) * np.minimum(np.median(noise) / noise, 1.0)[:, None] ** 2
     return Shared(family, list(keys), np.stack([fit.free for fit in fits]), said, variance)

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ..._arrays import si
-from ...hardware import resolve_name
+from ...hardware import generation, resolve_name
 from ._constants import constrain
 from ._correction import bounded, log_factor
 from ._device import Device
@@ -82,9 +82,14 @@ class Fitted:
             source, known = f"fit to {entry['rows']} measured kernels of {library} on {chip}, {datatype}", np.zeros(self.family.size)
             return KernelLibrary(_constants(self.family, entry["free"]), np.array(weights, float), entry["noise"], known, self.family, source)
         mean, spread = self.shared.prior(chip, str(library), datatype)
-        noise = self.noise(datatype)
-        source = f"no measurement of {library or 'any library'} on {chip}, {datatype}: mean of {len(self.entries)} sets, those like it first"
-        return KernelLibrary(_constants(self.family, mean), np.zeros(0), noise, spread, self.family, source)
+        weights = self._sister_weights(chip, str(library), datatype) if correction else []
+        source = f"no measurement of {library or 'any library'} on {os.path.basename(chip)}, {datatype}: mean of {len(self.entries)} sets, those like it first"
+        return KernelLibrary(_constants(self.family, mean), np.array(weights, float), self.noise(datatype), spread, self.family, source)
+
+    def _sister_weights(self, chip: str, library: str, datatype: str) -> list[float]:
+        """Correction of the same library on a chip of the same generation, where it chooses kernels by the same rules; none where no such chip was measured."""
+        like = [e for (c, lib, d), e in self.entries.items() if (lib, d) == (library, datatype) and generation(c) == generation(chip)]
+        return max(like, key=lambda e: e["rows"])["weights"] if like else []
 
 
 def _constants(family: Family, free: Any) -> Any:
