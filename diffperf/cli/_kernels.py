@@ -17,6 +17,7 @@ def calibrate_kernels(
     system: SYSTEM = None,
     no_correction: NO_CORRECTION = False,
     out: Annotated[str | None, typer.Option("--out", metavar="JSON", help="Write the fitted libraries, for `validate kernels --kernels JSON`.")] = None,
+    system_out: Annotated[str | None, typer.Option("--system-out", metavar="TOML", help="Write the machine as a system, for `--system TOML`.")] = None,
     as_json: JSON = False,
 ) -> None:
     """Fit kernel libraries to your own measurements: error on shapes held out, before and after, and what was learned."""
@@ -26,6 +27,8 @@ def calibrate_kernels(
 
     if out is not None:
         check_target(out, ".json")
+    if system_out is not None:
+        check_target(system_out, ".toml")
     _output.start()
     from ..io import read_kernels
 
@@ -36,12 +39,13 @@ def calibrate_kernels(
     with Progress(console=_output.err(), transient=True) as bar:
         task = bar.add_task("fitting", total=None)
         report = kernels.calibrate_kernels(
-            table, system=system, correction=not no_correction, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+            table, system=system, system_out=system_out, correction=not no_correction,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
     if out is not None:
         report.write(out)
     if as_json:
-        _output.print_json({"sets": report.sets, "skipped": report.skipped, "file": out})
+        _output.print_json({"sets": report.sets, "skipped": report.skipped, "file": out, "system": system_out})
         return
     console = _output.out()
     console.print(_sets_table(report.sets))
@@ -51,7 +55,9 @@ def calibrate_kernels(
         console.print(f"{one['library']} {one['datatype']} {'/'.join(one['ops'])} determine: {text or 'no constant alone'}", markup=False, style="dim")
     print_skipped(report.skipped)
     if out is not None:
-        console.print(f"wrote {out}; use it with validate kernels --kernels {out}", markup=False)
+        console.print(f"wrote {out}; use it with validate kernels --kernels {out}" + (f" --system {system_out}" if system_out else ""), markup=False)
+    if system_out is not None:
+        console.print(f"wrote {system_out} and its efficiencies beside it; use it with --system {system_out}", markup=False)
 
 
 def validate_kernels(

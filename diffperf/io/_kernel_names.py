@@ -34,8 +34,10 @@ SIZES: dict[str, tuple[str, ...]] = {
     "layers": ("layers",),
     "flops": ("flops",),
     "bytes_min": ("bytes_min",),
+    "num_threads": ("num_threads",),
+    "rotated_bytes": ("rotated_bytes",),
 }
-UNCHECKED = ("flops", "bytes_min")  # of the file's author, not sizes: kept as they are, and used to recognise a wrong time unit
+UNCHECKED = ("flops", "bytes_min", "num_threads", "rotated_bytes")  # of the file's author, not sizes: kept as they are; the first two show a wrong time unit
 MAY_BE_ZERO = ("window_size", "step")  # 0: no window; nothing cached before this call
 
 TEXTS: dict[str, tuple[str, ...]] = {

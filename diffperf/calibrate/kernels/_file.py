@@ -13,12 +13,12 @@ from ._joint import KernelSet, Shared
 
 
 def entries(sets: Sequence[KernelSet], fits: Sequence[KernelFit], shared: Shared) -> list[dict[str, Any]]:
-    """One entry per set, in the form of a fitted file."""
+    """One entry per set, in the form of a fitted file. A chip that is a file goes by its name without folders."""
     out = []
     for s, fit, said, variance in zip(sets, fits, shared.said, shared.variance, strict=True):
         numbers = dict(free=fit.free, said=said, variance=variance, weights=fit.weights)
         rounded = {name: [float(f"{x:.4g}") for x in np.asarray(values)] for name, values in numbers.items()}
-        out.append(dict(chip=s.chip, library=s.library, datatype=s.datatype, rows=len(s), noise=float(f"{fit.noise:.4g}"), **rounded))
+        out.append(dict(chip=os.path.basename(s.chip), library=s.library, datatype=s.datatype, rows=len(s), noise=float(f"{fit.noise:.4g}"), **rounded))
     return out
 
 

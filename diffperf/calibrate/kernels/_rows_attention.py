@@ -18,7 +18,7 @@ from ._families import Family, FamilyRows
 
 FAMILIES = {family.name: family for family in (ATTENTION_PREFILL, ATTENTION_BACKWARD, ENCODER_ATTENTION, ATTENTION_DECODE)}
 """Families by operator, whose names are those of kernel tables."""
-BYTES = {"fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
+BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 WIDENING = ("fidecode", "fiprefill", "triton")
 ALIASES = {"vllm_flash_attn": "vllm_flash_attn_fa2"}  # before vLLM named the version, it was FlashAttention 2
 WIDE, ODD = 256, 16
@@ -67,17 +67,21 @@ def _element_bytes(datatype: np.ndarray) -> np.ndarray:
     return np.array([BYTES.get(d, np.nan) for d in datatype])
 
 
+def _border_bytes(part: KernelTable) -> np.ndarray:
+    return np.where(part.datatype == "fp32", 4.0, 2.0)
+
+
 def _window(part: KernelTable) -> np.ndarray:
     window = part["window_size"]
     return np.where(window > 0, window, np.inf)  # 0 and none: everything
 
 
 def _shape(part: KernelTable, cache: np.ndarray, family: Family) -> AttentionShape:
-    """Queries and outputs are 16 bits wide at the border of the call, whatever the kernel multiplies; encoders have no cache to write."""
+    """Queries and outputs of 8-bit kernels are 16 bits wide at the border of the call; encoders have no cache to write."""
     width, serving = part["head_dim"], family is ATTENTION_PREFILL
     return AttentionShape(
         part["batch_size"], part["q_len"], part["kv_len"], part["n_q_heads"], part["n_kv_heads"], width, width,
-        np.array(0.0 if family is ENCODER_ATTENTION else 1.0), _window(part), np.array(2.0), _element_bytes(cache),
+        np.array(0.0 if family is ENCODER_ATTENTION else 1.0), _window(part), _border_bytes(part), _element_bytes(cache),
         np.array(1.0 if serving else 0.0) * np.isin(part.library, ("trtllm", "vllm", "sglang")),
     )  # fmt: skip
 
@@ -88,5 +92,6 @@ def _decode_shape(part: KernelTable, cache: np.ndarray) -> DecodeShape:
     source = np.array([ALIASES.get(s, s) for s in part.kernel_source], object)
     paths: Any = np.array([decode_path(*row) for row in zip(source, heads, kv_heads, batch, window, blackwell)]).reshape(-1, 3)
     return DecodeShape(
-        batch, part["kv_len"], heads, kv_heads, part["head_dim"], window, np.array(2.0), _element_bytes(cache), np.nan_to_num(part["q_len"], nan=1.0), *paths.T
+        batch, part["kv_len"], heads, kv_heads, part["head_dim"], window, _border_bytes(part), _element_bytes(cache),
+        np.nan_to_num(part["q_len"], nan=1.0), *paths.T,
     )

@@ -1,4 +1,4 @@
-"""Measured element-wise, normalisation, softmax, reduction and quantisation kernels as rows to fit.
+"""Measured element-wise, normalisation, softmax, reduction, cross-entropy, optimizer and quantisation kernels as rows to fit.
 
 Each kind of kernel of a library has constants of its own: an activation, a residual addition and a norm are different kernels. All sources are benchmarks,
 which find their inputs in the cache where they fit.
@@ -11,12 +11,13 @@ from ...cost.kernel._streaming import BLOCK, StreamingShape
 from ...io import KernelTable
 from ._families import FamilyRows
 
-OPERATORS = ("elementwise", "layernorm", "rmsnorm", "softmax", "reduction", "quantize_computescale", "quantize_scale_matrix")
+OPERATORS = ("elementwise", "layernorm", "rmsnorm", "softmax", "reduction", "cross_entropy", "adam", "quantize_computescale", "quantize_scale_matrix")
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
 # Word of a table for an element-wise kernel -> tensors read and written per element of the output.
 TENSORS = {
     **dict.fromkeys(("gelu", "relu", "tanh", "silu", "exp", "copy", "scale", "rope", "attn_rope", "elementwise", "hbm_copy", "hbm_mul"), (1.0, 1.0)),
     **dict.fromkeys(("add", "mul", "swiglu", "mlp_act", "triad", "hbm_add", "hbm_triad"), (2.0, 1.0)),
+    "adam": (4.0, 3.0),  # weight, both moments and gradient; the first three are written
 }
 BY_TOKEN = ("mlp_act", "attn_rope", "rope", "swiglu")
 """Element-wise words whose kernels give a block to each token, however long: the gated activation and rotary kernels of serving frameworks."""
@@ -33,10 +34,12 @@ def rows(table: KernelTable) -> list[FamilyRows]:
     element = np.array([ELEMENT_BYTES.get(d, np.nan) for d in part.datatype])
     element = np.where(quantise, 2.0, element)  # 16-bit activations; the datatype is what they become
     tensors = np.array([TENSORS.get(w, (1.0, 1.0)) for w in word]).reshape(-1, 2)
-    m, n = part["m"], np.where(quantise, part["k"], np.nan_to_num(part["n"], nan=1.0))
-    flat = (part.op == "elementwise") & ~np.isin(word, BY_TOKEN)
+    entropy = part.op == "cross_entropy"
+    m, n = np.where(entropy, part["num_tokens"], part["m"]), np.where(entropy, part["vocab"], part["n"])
+    n = np.where(quantise, part["k"], np.nan_to_num(n, nan=1.0))
+    flat = np.isin(part.op, ("elementwise", "adam")) & ~np.isin(word, BY_TOKEN)
     columns = np.where(flat, np.minimum(m * n, BLOCK), n)
-    written = np.where(part.op == "reduction", element / n, element * tensors[:, 1])
+    written = np.where(part.op == "reduction", element / n, np.where(entropy, 4.0 / n, element * tensors[:, 1]))  # a loss per token in fp32
     written = np.where(quantise, np.where(scale, 4.0 / n, 1.0), written)
     shape = StreamingShape(m * n / columns, columns, element * tensors[:, 0], written, np.zeros(len(part)))
     difference = np.array(["_minus_" in source for source in part.kernel_source])

@@ -1,5 +1,6 @@
 """From a table of measured kernels to sets that are fitted: rows by family, chip by name, one set per (chip, library, datatype)."""
 
+import dataclasses
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -7,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...cost.kernel._device import device_of
-from ...hardware import UnknownNameError, load_system, resolve_name
+from ...cost.kernel._families import ON_CPU
+from ...hardware import UnknownNameError, generation, resolve_name
 from ...io import KernelTable
 from . import _rows_attention, _rows_matmul, _rows_mla, _rows_moe, _rows_streaming
+from ._cpu_chip import chip_of
 from ._families import FamilyRows
 from ._fit import least_time
 from ._joint import KernelSet
@@ -17,6 +20,9 @@ from ._joint import KernelSet
 READERS = (_rows_matmul.rows, _rows_attention.rows, _rows_moe.rows, _rows_mla.rows, _rows_streaming.rows)
 TOO_FAST = 0.98
 """A row below this share of the time that arithmetic takes at the datasheet peak is no time of this kernel on this chip."""
+
+NOISY = "noisy_median"
+"""Flag of `diffperf measure` for rows whose median is not steady."""
 
 
 @dataclass(frozen=True)
@@ -38,41 +44,56 @@ def place(table: KernelTable, system: str | os.PathLike[str] | None = None) -> t
 
     Args:
       table: measured kernels.
-      system: TOML file (or catalog name) of the chip, for rows whose `gpu` is not in the catalog.
+      system: TOML file (or catalog name) of the chip, for rows whose `gpu` is not in the catalog, and for CPUs, of which the catalog knows none in
+        particular. Without it a CPU's numbers are taken from the table itself.
     Raises:
       UnknownNameError: for a GPU that the catalog does not know, without `system`; names near ones and says how to add a file.
+      ValueError: for a file of a system that is not one.
     """
-    chips = {gpu: _chip(gpu, system) for gpu in dict.fromkeys(table.gpu)}
-    placed, skipped, used = [], Counter(), 0
-    for rows in family_rows(table):
+    names = {gpu: _chip(gpu, system) for gpu in dict.fromkeys(table.gpu)}
+    chips = {name: chip_of(name, table) for name in dict.fromkeys(names.values())}
+    steady = np.flatnonzero(np.array([NOISY not in flag for flag in table.flag], bool))
+    placed, skipped, used = [], Counter(), len(table) - len(steady)
+    if used:
+        skipped["flagged noisy_median: the samples spread too far to say a time"] = used
+    for rows in family_rows(table.take(steady)):
         skipped.update(rows.left_out)
         used += len(rows) + sum(rows.left_out.values())
         by: dict[tuple[str, str, str], list[int]] = {}
-        for i, key in enumerate(zip((chips[gpu] for gpu in table.gpu[rows.row]), rows.library, rows.datatype)):
+        for i, key in enumerate(zip((names[gpu] for gpu in table.gpu[steady[rows.row]]), rows.library, rows.datatype)):
             by.setdefault(key, []).append(i)
-        for (chip, library, datatype), at in sorted(by.items(), key=lambda item: -len(item[1])):
+        for (name, library, datatype), at in sorted(by.items(), key=lambda item: -len(item[1])):
             try:
-                device = device_of(load_system(chip, fitted=False).chip, datatype)
+                device = device_of(chips[name], datatype)
             except ValueError:
-                skipped[f"{os.path.basename(chip)} has no unit for {datatype}"] += len(at)
+                skipped[f"{os.path.basename(name)} has no unit for {datatype}"] += len(at)
                 continue
             part = rows.take(np.array(at))
+            if generation(name) == "cpu":
+                part = dataclasses.replace(part, family=ON_CPU.get(rows.family.name, rows.family))
             fast = part.time < TOO_FAST * least_time(part.family, part.shape, device)
             if fast.any():
                 skipped["faster than arithmetic at the chip's datasheet peak"] += int(fast.sum())
                 part = part.take(~fast)
             if len(part):
                 numbers = type(device)(*(float(x) for x in device))
-                placed.append(PlacedSet(KernelSet(chip, library, datatype, part.shape, numbers, np.log(part.time), part.group), rows, part.row))
+                placed.append(PlacedSet(KernelSet(name, library, datatype, part.shape, numbers, np.log(part.time), part.group), part, steady[part.row]))
     if other := len(table) - used:
         skipped["no model of this operator"] += other
     return placed, skipped
 
 
 def _chip(gpu: str, system: str | os.PathLike[str] | None) -> str:
+    """Catalog name or path."""
     try:
-        return resolve_name(gpu)
+        name = resolve_name(gpu)
     except UnknownNameError:
         if system is None:
             raise
-        return os.fspath(system)
+        return _given(system)
+    return _given(system) if system is not None and generation(name) == "cpu" else name
+
+
+def _given(system: str | os.PathLike[str]) -> str:
+    text = os.fspath(system)
+    return text if text.endswith(".toml") else resolve_name(text)

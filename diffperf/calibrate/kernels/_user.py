@@ -109,7 +109,8 @@ def _meta(table: KernelTable, sets: Sequence[Mapping[str, Any]]) -> dict[str, st
     rows = [s["held_out"] or s["rows"] for s in held]
     mean = float(np.average([s["after"]["mean"] for s in held], weights=rows))
     files = ", ".join(os.path.basename(name) for name in table.files)
-    return {"date": time.strftime("%Y-%m-%d"), "data": f"{len(table)} measured kernels of {files}", "quality": f"mean error {100 * mean:.1f}% on {sum(rows)} rows"}
+    quality = f"mean error {100 * mean:.1f}% on {sum(rows)} rows"
+    return {"date": time.strftime("%Y-%m-%d"), "data": f"{len(table)} measured kernels of {files}", "quality": quality}
 
 
 def _fit_one(one: PlacedSet, table: KernelTable, correction: bool) -> tuple[KernelFit, dict[str, Any]]:

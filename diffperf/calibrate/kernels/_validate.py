@@ -1,5 +1,6 @@
 """`validate kernels`: shipped or own kernel libraries against a table of measured kernels; refits nothing, drops nothing silently."""
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -70,9 +71,11 @@ def validate_kernels(
     groups, rows, all_predicted, all_measured, all_baseline = [], [], [], [], []
     for one in placed:
         s, name = one.kernels, one.rows.family.name
-        mine = own.get(name)
-        source_of = mine if mine is not None and s.key in mine.entries else shipped(name)
-        predicted, sd, text = predict_set(one, source_of, correction)
+        mine, named = own.get(name), dataclasses.replace(one, kernels=dataclasses.replace(s, chip=os.path.basename(s.chip)))
+        if mine is not None and named.kernels.key in mine.entries:
+            predicted, sd, text = predict_set(named, mine, correction)
+        else:
+            predicted, sd, text = predict_set(one, shipped(name), correction)
         base = roofline(one)
         low, high = np.exp(predicted - Z80 * sd), np.exp(predicted + Z80 * sd)
         for op in dict.fromkeys(table.op[one.at]):

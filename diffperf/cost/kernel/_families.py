@@ -14,6 +14,20 @@ from ._attention import (
     attention_roofline,
 )
 from ._constants import Prior
+from ._cpu import (
+    CPU_ATTENTION_PRIORS,
+    CPU_BACKWARD_PRIORS,
+    CPU_MATMUL_PRIORS,
+    CPU_STREAMING_PRIORS,
+    CpuAttentionConstants,
+    CpuMatmulConstants,
+    CpuStreamingConstants,
+    cpu_attention_backward_time,
+    cpu_attention_time,
+    cpu_decode_time,
+    cpu_matmul_time,
+    cpu_streaming_time,
+)
 from ._decode import DECODE_PRIORS, DecodeConstants, decode_bound, decode_features, decode_kernel_time, decode_roofline
 from ._device import Device
 from ._family import Family
@@ -87,10 +101,30 @@ MLA_DECODE = Family(
 MLA_BMM = _matmul("mla_bmm", quantise=Prior(0.5, "positive", 1.0))
 """The batched products around latent decode; 8-bit calls quantise their 16-bit input first."""
 
+MATMUL_CPU = Family("matmul_cpu", CpuMatmulConstants, CPU_MATMUL_PRIORS, cpu_matmul_time, _arithmetic, matmul_features, matmul_bound)
+STREAMING_CPU = Family(
+    "streaming_cpu", CpuStreamingConstants, CPU_STREAMING_PRIORS, cpu_streaming_time, streaming_bound, streaming_features, streaming_roofline
+)
+ATTENTION_PREFILL_CPU = Family(
+    "attention_prefill_cpu", CpuAttentionConstants, CPU_ATTENTION_PRIORS, cpu_attention_time, attention_bound, attention_features, attention_roofline
+)
+ATTENTION_BACKWARD_CPU = Family(
+    "attention_backward_cpu", CpuAttentionConstants, CPU_BACKWARD_PRIORS, cpu_attention_backward_time, attention_bound, attention_features,
+    ATTENTION_BACKWARD.roofline,
+)  # fmt: skip
+ATTENTION_DECODE_CPU = Family(
+    "attention_decode_cpu", CpuAttentionConstants, CPU_ATTENTION_PRIORS, cpu_decode_time, decode_bound, decode_features, decode_roofline
+)
+ON_CPU: dict[str, Family] = {
+    "matmul": MATMUL_CPU, "matmul_fp32": MATMUL_CPU, "matmul_quantised": MATMUL_CPU, "streaming": STREAMING_CPU, "attention_prefill": ATTENTION_PREFILL_CPU,
+    "attention_backward": ATTENTION_BACKWARD_CPU, "attention_decode": ATTENTION_DECODE_CPU,
+}  # fmt: skip
+"""Family of kernels -> the one that takes its place on a CPU, for the same shape."""
+
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         MATMUL, MATMUL_QUANTISED, MATMUL_FP32, STREAMING, ATTENTION_PREFILL, ATTENTION_BACKWARD, ENCODER_ATTENTION, ATTENTION_DECODE, MOE_FFN, GROUPED_MATMUL,
-        MLA_PREFILL, MLA_DECODE, MLA_BMM,
+        MLA_PREFILL, MLA_DECODE, MLA_BMM, MATMUL_CPU, STREAMING_CPU, ATTENTION_PREFILL_CPU, ATTENTION_BACKWARD_CPU, ATTENTION_DECODE_CPU,
     )
 }  # fmt: skip

@@ -54,5 +54,13 @@ class Shared:
 
 
 def _nearness(one: tuple[str, str, str], other: tuple[str, str, str]) -> float:
-    same = (generation(one[0]) == generation(other[0]), one[1] == other[1], one[2] == other[2])
+    same = (_generation(one[0]) == _generation(other[0]), one[1] == other[1], one[2] == other[2])
     return float(np.prod([1.0 if equal else share for equal, share in zip(same, ELSEWHERE)]))
+
+
+def _generation(chip: str) -> str:
+    """Generation of a chip; its own name where it is a file that is not here."""
+    try:
+        return generation(chip)
+    except ValueError:
+        return chip
