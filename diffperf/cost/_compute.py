@@ -1,8 +1,8 @@
-"""How long one device takes for one operator. Closed forms with few parameters; leaves out tile and wave quantisation, which the size terms stand for.
+"""How long one device takes for one operator of a training step: the large-shape limits of the kernel models in `kernel/`.
 
-The matrix form is the additive roofline: arithmetic at the rate of a large matmul plus the traffic of the operands at memory rate, each
-operand with a factor for what tiles read again. Against tile-and-wave models it loses little on whole training steps (its two traffic
-factors are identified to 10% by published runs) and it is smooth in every size.
+The matrix form is an additive roofline: arithmetic at the rate of a large matmul, lengthened by what a pipeline loses per unit and by a partly filled
+last wave, plus the traffic of the operands at memory rate, each operand with a factor for what tiles read again. On whole training steps the
+full model with its tiles and splits predicts no better, and takes fifty times as long.
 """
 
 from jax.typing import ArrayLike
@@ -10,6 +10,14 @@ from jaxtyping import Array, Float, Real
 
 from .._arrays import si
 from ..smooth import safe_divide
+
+
+RAMP = 150.0
+"""Contraction steps that a unit of a matmul loses to start and end its pipeline: median over the 16-bit libraries in `kernel/fitted/matmul.json`. [1]"""
+PARTIAL_WAVE = 0.25
+"""Share of a wave of units that the last one leaves empty, on average: half for whole waves, less where libraries split work evenly. [1]"""
+UNIT = 128.0 * 192.0
+"""Elements of C that one processor computes at a time: between tiles of 128 x 128 and 128 x 256, the ones that large matmuls use. [1]"""
 
 
 def matmul_time(
@@ -20,8 +28,9 @@ def matmul_time(
     bytes_per_s: Real[ArrayLike, "..."],
     weight_traffic: Real[ArrayLike, "..."] = 1.0,
     activation_traffic: Real[ArrayLike, "..."] = 1.0,
+    processors: Real[ArrayLike, "..."] = 0.0,
 ) -> Float[Array, "..."]:
-    """Time of `C[m, n] = A[m, k] B[k, n]`, `2 m k n / F + 2 (w k n + a m (k + n)) / W`.
+    """Time of `C[m, n] = A[m, k] B[k, n]`, `2 (m n + PARTIAL_WAVE UNIT S) (k + RAMP) / F + 2 (w k n + a m (k + n)) / W`.
 
     Elements count 2 bytes also for 8- and 4-bit operands: the passes that quantise them take what the narrower reads save.
 
@@ -32,12 +41,13 @@ def matmul_time(
       bytes_per_s: memory rate W. [B/s]
       weight_traffic: w, memory traffic per compulsory byte of B. [1]
       activation_traffic: a, the same of A and C. [1]
+      processors: S, streaming multiprocessors, compute units or cores over which the output is tiled. [1]
     Returns:
       Time; 0 when any of m, k, n is 0. [s]
     """
     m, k, n = si(m), si(k), si(n)
-    arithmetic = safe_divide(2 * m * k * n, flops_per_s)
     some = (m > 0) & (k > 0) & (n > 0)
+    arithmetic = safe_divide(2 * some * (m * n + PARTIAL_WAVE * UNIT * si(processors)) * (k + RAMP), flops_per_s)
     traffic = 2 * (weight_traffic * k * n + activation_traffic * m * (k + n))
     return arithmetic + some * traffic / bytes_per_s
 

@@ -37,13 +37,14 @@ class LayerTime(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Rates of a chip under a stack and a precision. [FLOP/s]"""
+    """Rates of a chip under a stack and a precision [FLOP/s], its memory rate [B/s], and its processors [1]."""
 
     linear: Float[Array, ""]
     expert: Float[Array, ""]
     high: Float[Array, ""]
     attention: Float[Array, ""]
     memory: Float[Array, ""]
+    processors: Float[Array, ""]
 
 
 def high_precision(plan: Plan) -> Float[Array, " datatypes"]:
@@ -74,12 +75,14 @@ def rates(system: System, stack: Stack, plan: Plan) -> Rates:
         high=bounded(spent(high, achieved) / stack.matmul_factor, limit_high),
         attention=bounded(attention, limit_high),
         memory=chip.memory_bandwidth * chip.memory_efficiency,
+        processors=chip.num_processors,
     )
 
 
-def matmuls_time(work: Matmuls, rate: Float[Array, ""], r: Rates, stack: Stack) -> Float[Array, " kinds"]:
-    """Summed time of a layer's matmuls, one pass. [s]"""
-    one = matmul_time(work.m, work.k, work.n, rate, r.memory, stack.weight_traffic, stack.activation_traffic)
+def matmuls_time(work: Matmuls, rate: Float[Array, ""], r: Rates, stack: Stack, grouped: bool = False) -> Float[Array, " kinds"]:
+    """Summed time of a layer's matmuls, one pass; grouped ones run as one kernel and share its last wave. [s]"""
+    processors = safe_divide(r.processors, work.count) if grouped else r.processors
+    one = matmul_time(work.m, work.k, work.n, rate, r.memory, stack.weight_traffic, stack.activation_traffic, processors)
     return jnp.sum(one * work.count, axis=0)
 
 
@@ -92,7 +95,7 @@ def layer_time(model: Transformer, system: System, plan: Plan, stack: Stack, wor
     passes_back = 1 + plan.trainable  # input gradient always, weight gradient of what is trained
     has_experts = (b.num_experts > 0) * 1.0
 
-    linear = matmuls_time(work.dense, r.linear, r, stack) + matmuls_time(work.experts, r.expert, r, stack)
+    linear = matmuls_time(work.dense, r.linear, r, stack) + matmuls_time(work.experts, r.expert, r, stack, grouped=True)
     fused = attention_time(work.attention_flops, work.head_dim, r.attention, stack.attention_head_half)
     core = fused + safe_divide(work.mixer_flops, r.high)
     unfused_pass = streaming_time(stack.score_bytes * work.score_pairs, r.memory)

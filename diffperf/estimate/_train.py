@@ -31,7 +31,7 @@ def vocabulary_time(model: Transformer, system: System, plan: Plan, stack: Stack
     r = rates(system, stack, plan)
     tokens = plan.micro_batch_size * model.seq_len / plan.context_parallel
     logits = model.vocab / plan.tensor_parallel
-    matmul = matmul_time(tokens, model.hidden, logits, r.high, r.memory, stack.weight_traffic, stack.activation_traffic)
+    matmul = matmul_time(tokens, model.hidden, logits, r.high, r.memory, stack.weight_traffic, stack.activation_traffic, r.processors)
     return stack.vocabulary_factor * ((2 + plan.trainable) * matmul + streaming_time(20 * tokens * logits, r.memory))
 
 

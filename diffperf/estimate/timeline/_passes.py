@@ -95,7 +95,7 @@ def step_times(model: Transformer, system: System, plan: Plan, stack: Stack) -> 
     latency = work.tensor_collectives * stack.collective_latency * jnp.log2(plan.tensor_parallel)
     context_passes = 3 - plan.context_all_to_all
     factor = stack.layer_factor * stack.frozen_factor ** (1 - plan.trainable)
-    experts = factor * matmuls_time(work.experts, rates(system, stack, plan).expert, rates(system, stack, plan), stack)
+    experts = factor * matmuls_time(work.experts, rates(system, stack, plan).expert, rates(system, stack, plan), stack, grouped=True)
 
     vocabulary = vocabulary_time(model, system, plan, stack) * jnp.where(p > 1, stack.vocabulary_share, 1.0)
     message = 2 * plan.micro_batch_size * model.seq_len / plan.context_parallel * model.hidden / sequence_split(plan)
