@@ -4,7 +4,8 @@
     python benchmarks/throughput.py --json docs/data/throughput.json      # then
     python benchmarks/update_docs.py [--outputs] [--check]
 
-Rewrites what lies between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in README.md and docs/accuracy.md. `--outputs` also runs every example
+Rewrites what lies between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in README.md and in pages of docs; the tables of kernels and collectives come from
+`kernel_tables.py`. `--outputs` also runs every example
 whose output a page shows, and puts the new output in: a `console` block under a comment `<!-- output: 1-20 -->` (lines kept; all without
 numbers), and a `text` block under `<!-- prints -->`, which holds what the Python block before it prints. `--check` writes nothing and fails when
 the blocks of figures are not those of the JSON files.
@@ -26,6 +27,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import accuracy
+import kernel_tables
+from kernel_tables import table
 
 from diffperf.io import write_atomic
 
@@ -77,11 +80,6 @@ def write_files(text: str, folder: Path) -> None:
     for block in blocks(text):
         if block.title:
             (folder / block.title).write_text(block.body, encoding="utf-8")
-
-
-def table(header: list[str], body: list[list[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *body))
 
 
 def read_accuracy() -> dict[str, Any]:
@@ -176,6 +174,11 @@ def filled() -> dict[Path, str]:
         (ROOT / "docs" / "accuracy.md", "accuracy"): accuracy_tables(result),
         (ROOT / "docs" / "accuracy.md", "shortfalls"): shortfalls(result),
         (ROOT / "docs" / "accuracy.md", "throughput"): throughput_tables(),
+        (ROOT / "docs" / "accuracy.md", "kernels"): kernel_tables.kernels_accuracy(),
+        (ROOT / "docs" / "accuracy.md", "kernels-shortfalls"): kernel_tables.kernels_shortfalls(),
+        (ROOT / "docs" / "accuracy.md", "collectives"): kernel_tables.collectives_accuracy(),
+        (ROOT / "docs" / "own-gpu.md", "transfer"): kernel_tables.kernels_transfer(),
+        **{(ROOT / "docs" / "kernels.md", name): content for name, content in kernel_tables.kernel_blocks().items()},
     }
     pages: dict[Path, str] = {}
     for (page, name), content in parts.items():
