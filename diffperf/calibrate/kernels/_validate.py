@@ -68,6 +68,7 @@ def validate_kernels(
     placed, skipped = place(table, system)
     for rejection in table.rejected:
         skipped[f"cell cannot be used: {rejection.reason}"] += rejection.count
+    names = table.source_row
     groups, rows, all_predicted, all_measured, all_baseline = [], [], [], [], []
     for one in placed:
         s, name = one.kernels, one.rows.family.name
@@ -84,7 +85,7 @@ def validate_kernels(
             label = {"chip": os.path.basename(s.chip), "op": str(op), "datatype": s.datatype, "library": s.library}
             groups.append({"group": label, "n": int(at.sum()), **score, "baseline": error_summary(base[at], s.log_time[at]), "source": text})
         numbers = zip(one.at, np.exp(s.log_time), np.exp(predicted), low, high, np.exp(base), strict=True)
-        rows += [{"id": table.source_row[i], "measured_s": float(a), "predicted_s": float(b), "low_s": float(c), "high_s": float(d), "baseline_s": float(e)}
+        rows += [{"id": str(names[i]), "measured_s": float(a), "predicted_s": float(b), "low_s": float(c), "high_s": float(d), "baseline_s": float(e)}
                  for i, a, b, c, d, e in numbers]  # fmt: skip
         all_predicted.append(predicted)
         all_measured.append(s.log_time)
