@@ -141,10 +141,11 @@ def collective_rows(collectives: tuple[Collective, ...], choices: int) -> Collec
             rows.append([some * (f.base + f.hop * relative * steps), passes * c.nbytes * (n - 1) / n, c.nbytes if tree else c.nbytes / n,
                          share * (_TREE_SHARE if tree else 1.0), f.sync * relative, limit, OPERATIONS[c.op] / share])  # fmt: skip
         table.append(rows)
-    columns = np.moveaxis(np.array(table, float), 2, 0)
+    latency, wire, share, efficiency, sync, limit, touches = np.moveaxis(np.array(table, float), 2, 0)
     each = lambda get: np.array([get(c) for c in collectives], float)
     link = each(lambda c: links.index(c.fabric.name))
-    return CollectiveRows(each(lambda c: c.fabric.bandwidth), each(lambda c: c.fabric.channel_rate), *columns, link)
+    bandwidth, channel_rate = each(lambda c: c.fabric.bandwidth), each(lambda c: c.fabric.channel_rate)
+    return CollectiveRows(bandwidth, channel_rate, latency, wire, share, efficiency, sync, limit, touches, link)
 
 
 def _softer_minimum(a: Float[Array, "..."], b: Float[Array, "..."], power: float) -> Float[Array, "..."]:

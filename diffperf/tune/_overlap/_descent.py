@@ -78,8 +78,8 @@ def descend(loss: Callable, logits: Float[Array, "m k"], steps: int) -> Float[Ar
         updates, state = optimizer.update(jax.grad(loss)(logits), state)
         return (optax.apply_updates(logits, updates), state), None
 
-    (logits, _), _ = jax.lax.scan(step, (logits, optimizer.init(logits)), length=steps)
-    return logits
+    (end, _), _ = jax.lax.scan(step, (logits, optimizer.init(logits)), length=steps)
+    return end
 
 
 @eqx.filter_jit
@@ -107,7 +107,8 @@ def gradient(
     logits = starting_logits(grid, box, default, starts, seed)
     ends = _descend_makespan(evaluator.region, evaluator.constants, box.arrays(), jnp.asarray(logits), steps)
     before = evaluator.evaluations
-    rounded = np.unique(np.concatenate([grid.nearest(ends), grid.place(default)[None]]), axis=0)
+    fastest_alone = np.concatenate([np.broadcast_to([len(axis) - 1 for axis in grid.axes], (grid.count, 3)), grid.place(default)[:, 3:]], axis=1)
+    rounded = np.unique(np.concatenate([grid.nearest(ends), grid.place(default)[None], fastest_alone[None]]), axis=0)
     left = lambda: budget - (evaluator.evaluations - before)
     order = np.argsort(evaluator.values(rounded), kind="stable")[:_POLISHED]
     ends = [polish(grid, evaluator.values, rounded[k], left) for k in order]

@@ -117,7 +117,7 @@ def _search(
     grid = evaluator.grid
     if method == "exhaustive":
         if grid.num_points > _MOST_POINTS:
-            raise ValueError(f"{grid.num_points:.2g} points are too many to evaluate all (at most {_MOST_POINTS:.2g}); take method 'gradient' or a smaller space.")
+            raise ValueError(f"{grid.num_points:.2g} points, more than {_MOST_POINTS:.2g}, cannot all be evaluated; take method 'gradient' or a smaller space.")
         return exhaustive(evaluator)
     if method == "gradient":
         return gradient(evaluator, default, starts=starts, steps=steps, seed=seed)

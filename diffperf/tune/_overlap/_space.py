@@ -65,8 +65,8 @@ class Grid:
 
     def settings(self, points: np.ndarray) -> Settings:
         """Settings of points (..., collectives, 4)."""
-        column = [jnp.asarray(axis[points[..., i]]) for i, axis in enumerate(self.axes)]
-        return Settings(*column, jnp.asarray(np.eye(self.width)[points[..., 3]]))
+        channels, chunk, threads = (jnp.asarray(axis[points[..., i]]) for i, axis in enumerate(self.axes))
+        return Settings(channels, chunk, threads, jnp.asarray(np.eye(self.width)[points[..., 3]]))
 
     def describe(self, point: np.ndarray) -> tuple[Setting, ...]:
         """Settings of one point, in words."""
