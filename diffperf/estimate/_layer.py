@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..cost import attention_time, matmul_time, streaming_time
-from ..cost.collective import expert_exchange_time_per_byte, group_rate
+from ..cost.collective import exchange_latency, expert_exchange_time_per_byte, fill_time, group_rate, ring_latency
 from ..hardware import DATATYPES, LOW_PRECISION, System
 from ..parallel._plan import Plan
 from ..parallel._shard import LayerWork, Matmuls
@@ -105,6 +105,8 @@ def layer_time(model: Transformer, system: System, plan: Plan, stack: Stack, wor
     elementwise = streaming_time(streamed, r.memory)
 
     transfer = work.tensor_collectives * 2 * (t - 1) / t * work.tensor_nbytes / group_rate(system, t)
+    messages = 2 * work.tensor_collectives  # an all-reduce, or a scatter and a gather
+    transfer = transfer + messages * fill_time(safe_divide(transfer, messages), ring_latency(system, t))
     exposed = 1 - plan.overlap_tensor * (1 - stack.tensor_exposed)
     tensor = exposed * transfer
     latency = work.tensor_collectives * stack.collective_latency * jnp.log2(t)
@@ -115,7 +117,8 @@ def layer_time(model: Transformer, system: System, plan: Plan, stack: Stack, wor
     context_passes = 3 - plan.context_all_to_all
     context = stack.context_exposed * context_nbytes / group_rate(system, plan.context_parallel, t)
     per_byte = expert_exchange_time_per_byte(system, plan.expert_parallel, b.experts_per_token, t)
-    expert = stack.expert_exposed * 2 * work.expert_nbytes * per_byte
+    steps = (work.expert_nbytes > 0) * exchange_latency(system, plan.expert_parallel, t)
+    expert = stack.expert_exposed * 2 * (work.expert_nbytes * per_byte + steps)
 
     fuse = plan.fused_attention
     unfused_forward = unfused_flops + unfused_pass

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..cost import blended_overlap, exposed_time, matmul_time, step_cost, step_energy, streaming_time
-from ..cost.collective import group_rate, point_to_point_time
+from ..cost.collective import fill_time, group_rate, point_to_point_time, ring_latency, tree_latency
 from ..hardware import System
 from ..parallel._check import legal
 from ..parallel._memory import peak_memory
@@ -22,6 +22,8 @@ from ..workload._transformer import mean_attention_span
 from ._estimate import Breakdown, Estimate
 from ._layer import LayerTime, high_precision, layer_time, rates
 
+BUCKET, BUCKET_RANK = 40e6, 1e6
+"""Parameters of one gradient message: the larger of the first, and the second per rank (Megatron-LM's default `--ddp-bucket-size`). [1]"""
 JITTER_FREE_DEVICES = 8.0  # `Stack.scale_jitter` counts doublings beyond one node of eight
 
 
@@ -43,7 +45,8 @@ def _ring_time(system: System, ranks: Float[Array, ""], stride: Float[Array, ""]
 def parameter_gather_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> Float[Array, ""]:
     """Traffic of sharded parameters for one micro-batch: gathered for the forward and the backward pass, gradients scattered once.
 
-    In a pipeline they stay gathered (`stage_memory` counts that), and the traffic of a step is spread over its micro-batches. [s]
+    Each layer is a message, which takes the steps of a ring and fills its pipeline. In a pipeline of stages parameters stay gathered (`stage_memory` counts
+    that), and the traffic of a step is spread over its micro-batches. [s]
     """
     dense, experts = device_parameters(model, plan)
     dense_ranks, expert_ranks = (jnp.minimum(r, plan.shard_group) for r in data_ranks(plan))
@@ -51,7 +54,12 @@ def parameter_gather_time(model: Transformer, system: System, plan: Plan, stack:
     stride = plan.tensor_parallel
     moved = dense * _ring_time(system, dense_ranks, stride) + experts * _ring_time(system, expert_ranks, stride * plan.expert_parallel)
     times = jnp.where(plan.pipeline_parallel > 1, 1 / num_microbatches(plan), 1.0)
-    return plan.shard_parameters * nbytes * moved * times
+    layers = jnp.sum(model.blocks.count) / plan.pipeline_parallel
+    has_experts = jnp.max((model.blocks.num_experts > 0) * 1.0)
+    steps = ring_latency(system, dense_ranks, stride) + has_experts * ring_latency(system, expert_ranks, stride * plan.expert_parallel)
+    messages = layers * (2 + plan.trainable)
+    latency = messages * (steps + fill_time(nbytes * moved / messages, steps))
+    return plan.shard_parameters * (nbytes * moved + latency) * times
 
 
 def gradient_reduce_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> Float[Array, ""]:
@@ -59,7 +67,8 @@ def gradient_reduce_time(model: Transformer, system: System, plan: Plan, stack: 
 
     Whole gradients (ZeRO 0): an all-reduce, twice `gradient_bytes` round the ring. Split optimizer states (ZeRO 1): reduce-scatter of the
     gradients, all-gather of the weights. Split gradients (ZeRO 2): the reduce-scatter comes with every micro-batch. Split parameters
-    (ZeRO 3): only the all-reduce that hybrid sharding leaves between groups. [s]
+    (ZeRO 3): only the all-reduce that hybrid sharding leaves between groups. Messages are buckets of parameters; each takes the steps of a ring where it
+    is scattered or gathered, of a tree between nodes where it is reduced whole. [s]
     """
     dense, experts = device_parameters(model, plan)
     ranks, stride = data_ranks(plan), plan.tensor_parallel
@@ -71,7 +80,14 @@ def gradient_reduce_time(model: Transformer, system: System, plan: Plan, stack: 
     split = plan.shard_optimizer * (plan.gradient_bytes * times + plan.weight_bytes)
     nbytes = split + (1 - plan.shard_optimizer) * 2 * plan.gradient_bytes
     moved = (1 - plan.shard_parameters) * nbytes * whole + plan.shard_parameters * 2 * plan.gradient_bytes * between
-    return stack.gradient_traffic * plan.trainable * moved
+    messages = lambda n, r: jnp.maximum(n / jnp.maximum(BUCKET, BUCKET_RANK * r), (n > 0) * 1.0)
+    pairs = list(zip((dense, experts), ranks, strides, strict=True))
+    ring = sum(messages(n, r) * ring_latency(system, r, s) for n, r, s in pairs)
+    tree = sum(messages(n, r) * tree_latency(system, r, s) for n, r, s in pairs)
+    reduced, gathered = (plan.gradient_bytes > 0) * times, (plan.weight_bytes > 0) * 1.0  # 0 bytes ask what the other half alone takes
+    split_latency = plan.shard_optimizer * (reduced + gathered) * ring
+    latency = (1 - plan.shard_parameters) * (split_latency + (1 - plan.shard_optimizer) * (plan.gradient_bytes > 0) * tree)
+    return plan.trainable * (stack.gradient_traffic * moved + latency)
 
 
 def optimizer_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> tuple[Float[Array, ""], Float[Array, ""]]:

@@ -2,12 +2,16 @@
 
 from ._alpha_beta import all_gather_time as all_gather_time
 from ._alpha_beta import all_reduce_time as all_reduce_time
+from ._alpha_beta import exchange_latency as exchange_latency
 from ._alpha_beta import expert_exchange_time_per_byte as expert_exchange_time_per_byte
+from ._alpha_beta import fill_time as fill_time
 from ._alpha_beta import group_latency as group_latency
 from ._alpha_beta import group_rate as group_rate
 from ._alpha_beta import members_inside as members_inside
 from ._alpha_beta import point_to_point_time as point_to_point_time
 from ._alpha_beta import reduce_scatter_time as reduce_scatter_time
+from ._alpha_beta import ring_latency as ring_latency
+from ._alpha_beta import tree_latency as tree_latency
 from ._compression import Selection as Selection
 from ._compression import compress_exposed as compress_exposed
 from ._compression import compressed_time as compressed_time

@@ -1,8 +1,8 @@
 """Collectives over up to three network tiers, by the alpha-beta model with hierarchical rings.
 
 A ring that spans several scale-up domains crosses each boundary once per NIC, so its rate is the smaller of the scale-up rate and of the
-NIC rate times the ring's members inside one domain. On a torus a group uses as many axes as it spans. Leaves out congestion, protocol
-and algorithm choice (see `diffperf.cost.collective` for the seam) and reduction arithmetic.
+NIC rate times the ring's members inside one domain. On a torus a group uses as many axes as it spans. Steps are counted by tier, for rings, and for trees
+between domains. `collective_time` has the calibrated curves. Leaves out congestion, protocols, reduction in switches and reduction arithmetic.
 """
 
 import jax.numpy as jnp
@@ -11,6 +11,13 @@ from jaxtyping import Array, Float, Real
 
 from ..._arrays import si
 from ...hardware import System, Tier
+from ._saturating import saturating_ramp
+
+EXCHANGE_HOP = 0.4
+"""Step of an all-to-all to one more peer, over a step of a ring: 0.4 us of 1 us on NVLink. [1]"""
+FILL, FILL_HALF, FILL_POWER = 5.9, 1.0, 0.5
+"""Filling the pipeline of a large message over the latency of its steps, the transfer over that cost at which half is paid, and how it rises: published
+nccl-tests logs between nodes, as `calibrate/collectives` fits them (5.9, 1.1, 0.43). [1]"""
 
 
 def tier_rate(tier: Tier, ranks: Real[ArrayLike, ""]) -> Float[Array, ""]:
@@ -19,10 +26,15 @@ def tier_rate(tier: Tier, ranks: Real[ArrayLike, ""]) -> Float[Array, ""]:
     Switched: the device's rate. Torus: axes are filled one after the other, so a group of n among `domain` devices spans
     `log n / log domain` of the axes, at least one.
     """
+    spanned = spanned_axes(tier, ranks) / jnp.maximum(tier.torus_axes, 1.0)
+    return tier.bandwidth * tier.efficiency * jnp.where(tier.torus_axes > 0, spanned, 1.0)
+
+
+def spanned_axes(tier: Tier, ranks: Real[ArrayLike, ""]) -> Float[Array, ""]:
+    """Axes of a torus that a group of `ranks` spans, at least one; 1 on a switched tier. [1]"""
     axes = jnp.maximum(tier.torus_axes, 1.0)
     share = jnp.log(jnp.maximum(ranks, 1.0)) / jnp.log(jnp.maximum(tier.domain, 2.0))
-    spanned = jnp.clip(share * axes, 1.0, axes) / axes
-    return tier.bandwidth * tier.efficiency * jnp.where(tier.torus_axes > 0, spanned, 1.0)
+    return jnp.clip(share * axes, 1.0, axes)
 
 
 def members_inside(tier: Tier, ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""]) -> Float[Array, ""]:
@@ -48,6 +60,40 @@ def group_latency(system: System, ranks: Real[ArrayLike, ""], stride: Real[Array
     inside = members_inside(system.scale_up, ranks, stride)
     latency = jnp.where(ranks > inside, system.scale_out.latency, system.scale_up.latency)
     return jnp.where(ranks * si(stride) > system.scale_out.domain, system.spine.latency, latency)
+
+
+def ring_latency(system: System, ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0) -> Float[Array, ""]:
+    """Time of the steps of a ring all-gather or reduce-scatter without its transfer; 0 for one rank. [s]
+
+    With d domains `out (d - 1) + up (n - d)` of a switched tier; on a torus shards go both ways along each spanned axis, half its extent.
+    """
+    ranks = jnp.maximum(si(ranks), 1.0)
+    tier = system.scale_up
+    inside = members_inside(tier, ranks, stride)
+    domains = ranks / inside
+    axes = spanned_axes(tier, inside)
+    extent = inside ** (1 / axes)
+    steps = jnp.where(tier.torus_axes > 0, axes * jnp.minimum(extent - 1, extent / 2), ranks - domains)
+    return tier.latency * steps + system.scale_out.latency * (domains - 1)
+
+
+def tree_latency(system: System, ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0) -> Float[Array, ""]:
+    """The same for an all-reduce up and down a tree between domains, above a chain in each: `2 (up (i - 1) + out log2 d)`. [s]"""
+    ranks = jnp.maximum(si(ranks), 1.0)
+    inside = members_inside(system.scale_up, ranks, stride)
+    return 2 * (system.scale_up.latency * (inside - 1) + system.scale_out.latency * jnp.log2(ranks / inside))
+
+
+def exchange_latency(system: System, ranks: Real[ArrayLike, ""], stride: Real[ArrayLike, ""] = 1.0) -> Float[Array, ""]:
+    """The same for an all-to-all: one step per peer inside a domain, and one per doubling of the domains. [s]"""
+    ranks = jnp.maximum(si(ranks), 1.0)
+    domains = ranks / members_inside(system.scale_up, ranks, stride)
+    return EXCHANGE_HOP * system.scale_up.latency * (ranks - domains) + system.scale_out.latency * jnp.log2(domains)
+
+
+def fill_time(wire: Real[ArrayLike, "..."], latency: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
+    """What filling its pipeline adds to a message with transfer time `wire` [s] whose steps take `latency` [s]; 0 for no bytes, at most `FILL` of them. [s]"""
+    return saturating_ramp(si(wire), FILL * si(latency), si(FILL_HALF), si(FILL_POWER))
 
 
 def _ring(factor: float, system: System, nbytes, ranks, stride) -> Float[Array, ""]:
