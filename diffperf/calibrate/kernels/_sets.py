@@ -50,7 +50,7 @@ def place(table: KernelTable, system: str | os.PathLike[str] | None = None) -> t
       UnknownNameError: for a GPU that the catalog does not know, without `system`; names near ones and says how to add a file.
       ValueError: for a file of a system that is not one.
     """
-    names = {gpu: _chip(gpu, system) for gpu in dict.fromkeys(table.gpu)}
+    names = {gpu: chip_name(gpu, system) for gpu in dict.fromkeys(table.gpu)}
     chips = {name: chip_of(name, table) for name in dict.fromkeys(names.values())}
     steady = np.flatnonzero(np.array([NOISY not in flag for flag in table.flag], bool))
     placed, skipped, used = [], Counter(), len(table) - len(steady)
@@ -83,13 +83,17 @@ def place(table: KernelTable, system: str | os.PathLike[str] | None = None) -> t
     return placed, skipped
 
 
-def _chip(gpu: str, system: str | os.PathLike[str] | None) -> str:
-    """Catalog name or path."""
+def chip_name(gpu: str, system: str | os.PathLike[str] | None) -> str:
+    """Catalog name, or path where `system` is one, of what a table calls `gpu`.
+
+    Raises:
+      UnknownNameError: not in the catalog, and no `system`.
+    """
     try:
         name = resolve_name(gpu)
-    except UnknownNameError:
+    except UnknownNameError as error:
         if system is None:
-            raise
+            raise UnknownNameError(f"the table's gpu is unknown: {error} Here: --system FILE.toml, or system= in Python.") from None
         return _given(system)
     return _given(system) if system is not None and generation(name) == "cpu" else name
 

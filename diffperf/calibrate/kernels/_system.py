@@ -16,13 +16,13 @@ from ..._files import write_atomic
 from ...cost.kernel._attention import AttentionShape, attention_flops
 from ...cost.kernel._matmul import MatmulShape
 from ...cost.kernel._streaming import elementwise_shape, streaming_roofline
-from ...hardware import DATATYPES, generation, load_system, resolve_name, write_fitted
+from ...hardware import DATATYPES, generation, load_system, write_fitted
 from ...io import KernelTable
 from .._posterior import Z80
 from ._cpu_chip import cpu_numbers
 from ._fit import KernelFit, predict_rows, slopes_of_rows
 from ._rows_matmul import DATATYPES as MATMULS
-from ._sets import PlacedSet
+from ._sets import PlacedSet, chip_name
 
 LARGE = 16384.0
 PLAIN = ("/add", "/copy", "/elementwise", "/mul", "/hbm_add", "/hbm_copy")
@@ -68,7 +68,7 @@ def _large(path: str, one: PlacedSet, half_peak: float) -> tuple[Any, float]:
 
 
 def write_system(path: str | os.PathLike[str], table: KernelTable, system: str | os.PathLike[str] | None) -> Path:
-    """Writes the system that a table was measured on: its base and, for a CPU, its measured numbers. The file of a system stays as it is, but for its name.
+    """Writes the system that a table was measured on: its base and, for a CPU, its measured numbers. A file given as `system` is copied.
 
     Args:
       path: the TOML file to write.
@@ -80,17 +80,17 @@ def write_system(path: str | os.PathLike[str], table: KernelTable, system: str |
       OSError: when it cannot be written.
     """
     target = Path(path)
-    if system is not None and str(system).endswith(".toml"):
-        source = Path(system)
+    names = {chip_name(gpu, system) for gpu in dict.fromkeys(table.gpu)}
+    if len(names) > 1:
+        raise ValueError(f"the table holds kernels of {len(names)} chips ({', '.join(sorted(names))}); one file describes one. Split the table.")
+    (base,) = names
+    if base.endswith(".toml"):
+        source = Path(base)
         if target.resolve() == source.resolve():
             raise ValueError(f"the system to write is {str(target)!r}, the file that was given to read. Choose another name.")
         load_system(source)
         write_atomic(target, source.read_text(encoding="utf-8"))
         return target
-    names = {resolve_name(str(system))} if system is not None else {resolve_name(gpu) for gpu in dict.fromkeys(table.gpu)}
-    if len(names) > 1:
-        raise ValueError(f"the table holds kernels of {len(names)} chips ({', '.join(sorted(names))}); one file describes one. Split the table.")
-    (base,) = names
     lines = [f"# {base} as measured by diffperf. SI units; what is not said here is the base's.", f'base = "{base}"']
     if generation(base) == "cpu":
         numbers = cpu_numbers(table, base)
