@@ -167,5 +167,6 @@ def kernel_blocks() -> dict[str, str]:
     return {
         **{f"constants-{group}": constants(group) for group in GROUPS},
         "constants-convolution": start_values(ConvolutionConstants, CONVOLUTION_PRIORS),
+        "constants-cpu": start_values(FAMILIES["matmul_cpu"].constants, FAMILIES["matmul_cpu"].priors),
         "constants-sparse": start_values(SparseConstants, SPARSE_PRIORS),
     }
