@@ -114,9 +114,11 @@ def meanings(kind: type) -> dict[str, str]:
     fields, found = kind._fields, {}  # type: ignore[attr-defined]
     section = (kind.__doc__ or "").split("Attributes:")[1]
     for names, text in re.findall(r"^ {6}(\w+(?:(?:, | \.\. )\w+)*): (.*?)(?=^ {6}\w|^ {4}\w|\Z)", section, re.MULTILINE | re.DOTALL):
+        own, *others = re.split(r"; (\w+): ", " ".join(text.split()))  # `a: one thing; b: another`
         first, _, last = names.partition(" .. ")
         for name in fields[fields.index(first) : fields.index(last) + 1] if last else names.split(", "):
-            found[name] = " ".join(text.split())
+            found[name] = own
+        found |= dict(zip(others[::2], others[1::2]))
     for other in FAMILIES.values():  # constants of a part that has families of its own
         if any(f"see `{other.constants.__name__}`" in text for text in found.values()):
             found |= {name: text for name, text in meanings(other.constants).items() if name in fields}
