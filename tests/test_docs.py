@@ -20,7 +20,7 @@ import update_docs  # noqa: E402
 PAGES = {page.name: page for page in update_docs.PAGES}
 ROOMS = (
     "estimate", "estimate.timeline", "parallel", "hardware", "workload", "stack", "tune", "sweep",
-    "calibrate", "calibrate.collectives", "calibrate.kernels", "measure", "io", "cost", "cost.collective", "cost.kernel", "smooth", "report",
+    "calibrate", "calibrate.collectives", "calibrate.kernels", "measure", "io", "cost", "cost.contention", "cost.collective", "cost.kernel", "smooth", "report",
 )  # fmt: skip
 QUICK = ("show", "models")  # commands that are run too, with the one that is refused; the others are only parsed here
 REFUSED = ("predict", "llama-3.1-8b", "h100", "--devices", "48", "--gbs", "96", "--tp", "3")

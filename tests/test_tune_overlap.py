@@ -109,11 +109,12 @@ def test_a_threshold_above_the_gain_keeps_the_default(two):
 def test_algorithm_and_protocol_are_chosen():
     """A short all-reduce between many ranks is bound by latency, which LL and trees have less of."""
     choices = (("ring", "simple"), ("ring", "ll"), ("tree", "ll"))
-    short = overlap_region(ffn_kernels(4096, 2560, 10240) * 2, [Collective("all_reduce", 1e4, 256, FABRICS["a40_ib_100g"], choices=choices)] * 2, OVERLAP_CHIPS["a40"])
-    found = overlap(short, method="gradient", **FEW)
+    reduce = [Collective("all_reduce", 1e4, 256, FABRICS["a40_ib_100g"], choices=choices)] * 2
+    hidden = overlap_region(ffn_kernels(4096, 2560, 10240) * 2, reduce, OVERLAP_CHIPS["a40"])
+    found = overlap(hidden, method="gradient", **FEW)
     assert found.makespan <= found.default_makespan
-    long = overlap_region([streaming_kernel(1e3)] * 8, [Collective("all_reduce", 1e4, 256, FABRICS["a40_ib_100g"], choices=choices)] * 2, OVERLAP_CHIPS["a40"])
-    assert {(s.algorithm, s.protocol) for s in overlap(long, method="gradient", **FEW).settings.values()} == {("tree", "ll")}
+    exposed = overlap_region([streaming_kernel(1e3)] * 8, reduce, OVERLAP_CHIPS["a40"])
+    assert {(s.algorithm, s.protocol) for s in overlap(exposed, method="gradient", **FEW).settings.values()} == {("tree", "ll")}
 
 
 def test_every_named_region_can_be_made():
