@@ -60,7 +60,13 @@ def test_help_needs_no_jax():
         assert name in done.stdout
 
 
-@pytest.mark.parametrize("command", ["predict", "explain", "tune", "sweep", "show", "models", "demo", "calibrate runs", "validate runs", "import aiconfigurator"])
+WITH_JSON = (
+    "predict", "explain", "tune", "sweep", "show", "models", "demo", "calibrate runs", "validate runs", "calibrate kernels", "validate kernels",
+    "calibrate collectives", "validate collectives", "import aiconfigurator", "nccl-tests", "trace",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", WITH_JSON)
 def test_every_command_has_help(run, command):
     code, out, _ = run(*command.split(), "--help")
     assert code == 0 and "--json" in out

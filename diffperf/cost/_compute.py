@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Real
 from .._arrays import si
 from ..smooth import safe_divide
 
-
 RAMP = 150.0
 """Contraction steps that a unit of a matmul loses to start and end its pipeline: median over the 16-bit libraries in `kernel/fitted/matmul.json`. [1]"""
 PARTIAL_WAVE = 0.25
