@@ -148,6 +148,6 @@ def test_a_fit_recovers_what_made_the_data():
     shape = LAYER._replace(batch=pick(8, 32, 128), in_channels=pick(64, 256, 512), out_channels=pick(64, 256, 512), height=size, width=size)
     shape = ConvolutionShape(*(np.broadcast_to(np.asarray(x, float), n) for x in shape))
     forward = lambda s, d, c: convolution_kernel_time(s, d, c, MATMUL)
-    family = Family("convolution", ConvolutionConstants, CONVOLUTION_PRIORS, forward, convolution_bound, convolution_features)
+    family = Family("convolution", ConvolutionConstants, CONVOLUTION_PRIORS, forward, convolution_bound, convolution_features, convolution_roofline)
     time = forward(shape, H100, CONSTANTS._replace(gather=0.7))
     assert_allclose(fit_kernels(family, shape, H100, np.log(np.asarray(time)), starts=0).constants().gather, 0.7, rtol=0.02)

@@ -156,7 +156,7 @@ def test_a_fit_recovers_what_made_the_data():
     shape = EmbeddingBagShape(2 ** rng.uniform(4, 18, n), 2 ** rng.uniform(0, 7, n), 2 ** rng.uniform(8, 26, n), 2 ** rng.uniform(3, 9, n))
     shape = EmbeddingBagShape(*(np.broadcast_to(np.asarray(x, float), n) for x in shape))
     time = embedding_bag_kernel_time(shape, A100, CONSTANTS._replace(launch=6e-6, random=0.5))
-    family = Family("embedding_bag", SparseConstants, SPARSE_PRIORS, embedding_bag_kernel_time, sparse_bound, sparse_features)
+    family = Family("embedding_bag", SparseConstants, SPARSE_PRIORS, embedding_bag_kernel_time, sparse_bound, sparse_features, sparse_roofline)
     found = fit_kernels(family, shape, A100, np.log(np.asarray(time)), starts=0).constants()
     assert_allclose(found.launch, 6e-6, rtol=0.02)
     assert_allclose(found.random, 0.5, rtol=0.05)
