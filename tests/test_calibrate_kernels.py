@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,13 @@ MEASURED = Path(__file__).parents[1] / "calibration/measured/cpu_kernels.csv"
 SHARED = Path(__file__).parents[2] / "shared/data/kernels/aic_gemm_h100_sxm.csv.gz"
 
 
-def products(count=24, gpu="h100_sxm", datatype="bf16", rate=6e14, launch=8e-6):
+def products(count=24, gpu="h100_sxm", datatype="bf16", rate=6e14, launch=8e-6) -> list[dict[str, Any]]:
     """Matmuls that run at a constant rate after a launch: slower to start than any shipped library."""
     sizes = [(256 * (1 + i % 6), 1024 + 128 * i, 2048) for i in range(count)]
     return [dict(gpu=gpu, op="gemm", library="mine", datatype=datatype, m=m, n=n, k=k, time_us=1e6 * (launch + 2 * m * n * k / rate)) for m, n, k in sizes]
 
 
-def cpu_rows():
+def cpu_rows() -> list[dict[str, Any]]:
     """A CPU of 4 threads and 16 MB that multiplies at 400 GFLOP/s and streams at 30 GB/s."""
     common = dict(gpu="cpu", library="jax", datatype="fp32", num_threads=4, rotated_bytes=32e6)
     matmuls = [{**row, **common} for row in products(24, rate=4e11)]
