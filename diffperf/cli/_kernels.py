@@ -120,15 +120,15 @@ def _sets_table(sets: Any) -> Any:
     from ..report._tables import percent_of, table
 
     result = table("Mean error on shapes held out")
-    for name in ("chip", "operators", "datatype", "library"):
-        result.add_column(name, overflow="fold")
-    for name in ("rows", "held out", "roofline", "before", "after", "median", "p90", "bias"):
+    result.add_column("kernels", overflow="fold")
+    for name in ("rows", "held", "roofline", "before", "after", "median", "p90", "bias"):
         result.add_column(name, justify="right", no_wrap=True)
     for one in sets:
         after = one["after"]
         numbers = [percent_of(x) for x in (one["roofline"]["mean"], one["before"]["mean"], after["mean"], after["median"], after["p90"], after["bias"])]
         held = str(one["held_out"]) if one["held_out"] else "none"
-        result.add_row(one["chip"], ", ".join(one["ops"]), one["datatype"], one["library"], str(one["rows"]), held, *numbers)
+        label = " ".join((one["chip"], ", ".join(one["ops"]), one["datatype"], one["library"]))
+        result.add_row(label, str(one["rows"]), held, *numbers)
     return result
 
 
