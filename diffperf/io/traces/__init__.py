@@ -23,7 +23,8 @@ from ._analyse import (
 )
 from ._measurements import collective_measurements as collective_measurements, kernel_measurements as kernel_measurements
 from ._ranks import Matched as Matched, Straggler as Straggler, match_collectives as match_collectives, stragglers as stragglers
-from ._slowdown import Slowdown as Slowdown, overlap_slowdowns as overlap_slowdowns, write_slowdowns as write_slowdowns
+from ._slowdown import Slowdown as Slowdown, overlap_slowdowns as overlap_slowdowns
+from ._slowdown_file import read_slowdowns as read_slowdowns, write_slowdowns as write_slowdowns
 from ._work import Work as Work, work_of as work_of
 from ._read import read_trace as read_trace, read_traces as read_traces
 from ._tables import (
@@ -42,5 +43,5 @@ from ._tables import (
 __all__ = ["COMMUNICATION", "COMPUTE", "CollectiveCall", "DeviceEvents", "ExecutionGraph", "Inputs", "KINDS", "KernelTimes", "LeftOut", "MEMORY",
            "Matched", "OTHER", "Operators", "RankTrace", "SYNCHRONISATION", "Slowdown", "Step", "StepTimes", "Straggler", "Times", "TraceError", "Work",
            "collective_measurements", "collective_of_kernel", "host_times", "hta_times", "kernel_measurements", "kernel_times", "kind_of", "kind_times",
-           "left_out_dict", "match_collectives", "overlap_slowdowns", "rank_dict", "read_trace", "read_traces", "step_times", "stragglers", "times_of",
-           "work_of", "write_slowdowns"]
+           "left_out_dict", "match_collectives", "overlap_slowdowns", "rank_dict", "read_slowdowns", "read_trace", "read_traces", "step_times", "stragglers",
+           "times_of", "work_of", "write_slowdowns"]

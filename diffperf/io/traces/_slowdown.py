@@ -8,13 +8,9 @@ that still waits for other ranks holds its processors but moves nothing, and one
 
 import dataclasses
 import difflib
-import os
-from collections.abc import Sequence
 
 import numpy as np
 
-from ..._files import write_atomic
-from .._tables import csv_bytes
 from ._analyse import busiest_stream
 from ._classify import COMMUNICATION, COMPUTE, SYNCHRONISATION
 from ._intervals import covered
@@ -125,15 +121,3 @@ def _align(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first.append(np.arange(len(a) - tail, len(a)))
     second.append(np.arange(len(b) - tail, len(b)))
     return np.concatenate(first), np.concatenate(second)
-
-
-COLUMNS = ("kernel", "blocks", "threads", "overlapped_share", "time_alone_us", "time_with_us", "count_alone", "count_with", "collective", "channels",
-           "channel_threads", "pairing", "rank", "gpu", "num_sms")  # fmt: skip
-
-
-def write_slowdowns(path: str | os.PathLike[str], rows: Sequence[Slowdown]) -> None:
-    """Writes pairs as CSV in `COLUMNS`, times in microseconds, whole or not at all."""
-    cells = [(row.kernel, row.blocks, row.threads, round(row.overlapped_share, 4), round(row.time_alone_s * 1e6, 4), round(row.time_with_s * 1e6, 4),
-              row.count_alone, row.count_with, row.collective, row.channels, row.channel_threads, row.pairing, row.rank, row.accelerator, row.num_sms)
-             for row in rows]  # fmt: skip
-    write_atomic(path, csv_bytes(COLUMNS, cells, compress=os.fspath(path).endswith(".gz")))
