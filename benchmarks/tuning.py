@@ -1,7 +1,6 @@
 """Overlap tuning: the law of lost processors, searches compared, robust tuning: `python benchmarks/tuning.py [--json FILE] [--regions NAME,...] [--law]`.
 
-Law: how much longer matrix and convolution kernels take beside an all-reduce of 8 channels, by leaving out one kernel at a time; two baselines beside it.
-The kernels are paired by position in the A100 DDP trace of `--traces`, if it is there, else taken from the table below, which was read from that trace.
+Law: `overlap_law.py`.
 Searches: makespan over the best that any of them found, and distinct exact evaluations; the best point of regions of up to two collectives is that of all
 points, of others the best of all searches here, long ones among them. Priority is Lagom's search, the best of four: two numbers of threads, two orders.
 Robust: constants drawn around the nominal ones with a standard deviation of 0.3 in logs, tuned on one set of draws, judged on another.
@@ -13,14 +12,13 @@ import platform
 import statistics
 import time
 from importlib.metadata import version
-from pathlib import Path
 
 import jax
 import numpy as np
+import overlap_law
 
-from diffperf.cost.contention import CONTENTION_SD, DEFAULT_SETTING, NOMINAL_CONTENTION, TUNING_SD, draw_contention, sm_loss_ratio, taken_processors
+from diffperf.cost.contention import DEFAULT_SETTING, NOMINAL_CONTENTION, TUNING_SD, draw_contention
 from diffperf.io import write_atomic
-from diffperf.io.traces import overlap_slowdowns, read_trace
 from diffperf.tune import OVERLAP_REGIONS, OverlapSpace, load_overlap_region, overlap
 from diffperf.tune._overlap._descent import gradient
 from diffperf.tune._overlap._evaluate import Evaluator
@@ -28,58 +26,10 @@ from diffperf.tune._overlap._robust import Judge
 from diffperf.tune._overlap._search import coordinate, exhaustive, priority
 from diffperf.tune._overlap._space import Grid
 
-LAW_GOAL, EXCESS_GOAL, EVALUATIONS_GOAL, RISK_GOAL = 0.05, 0.002, 340, 0.02
-PROCESSORS, CHANNELS, THREADS = 108, 8, 544
-BLOCKS = (96, 100, 100, 128, 192, 200, 208, 216, 400, 512, 512)
-RATIOS = (1.01, 1.61, 1.76, 0.99, 1.00, 1.30, 1.37, 1.33, 1.32, 1.13, 1.45)
-ALONE_S = tuple(1e-6 * t for t in (51.5, 43.3, 75.6, 58.3, 82.5, 84.4, 36.0, 81.4, 92.5, 76.3, 68.2))
-"""Matrix and convolution kernels >= 15 us and < 2000 blocks of the A100 DDP trace of HolisticTraceAnalysis: blocks, time beside an all-reduce over time
-alone, time alone."""
-
-LAUNCH_S = 3e-6  # of a matmul, as `matmul_kernel` has it: not slowed
-
-TRACE = "hta_a100_ddp_nccl_metadata_rank0of2.json.gz"
+EXCESS_GOAL, EVALUATIONS_GOAL, RISK_GOAL = 0.002, 340, 0.02
 EQUAL = 1e-5  # relative: makespans that differ by less are called equal
 LONG = dict(starts=64, steps=120, budget=4000, seed=7)
 FIT_DRAWS, TEST_DRAWS = 512, 4000
-
-
-def law_rows(traces):
-    """Blocks, ratios and times alone, and where they come from."""
-    path = Path(traces) / TRACE
-    if not path.exists():
-        return np.array(BLOCKS), np.array(RATIOS), np.array(ALONE_S), "table"
-    words = ("gemm", "conv", "xmma", "cutlass", "wgrad", "dgrad", "fprop")
-    pairs = [row for trace in read_trace(path) for row in overlap_slowdowns(trace)]
-    rows = [row for row in pairs if row.pairing == "position" and row.time_alone_s >= 15e-6 and 0 < row.blocks < 2000
-            and any(word in row.kernel.lower() for word in words)]  # fmt: skip
-    blocks, alone, beside = np.array([(row.blocks, row.time_alone_s, row.time_with_s) for row in rows]).T
-    return blocks, beside / alone, alone, "trace"
-
-
-def law_errors(blocks, ratios, alone):
-    """Mean absolute error of the log ratio, each kernel left out of the fit once: law, constant ratio, share of processors, no contention.
-
-    The law's two constants have the prior of `Contention`, and kernels a noise of 5%. Also the constants and the error with all kernels in the fit.
-    """
-    kappa, sigma = (grid.ravel() for grid in np.meshgrid(np.linspace(0.1, 1.6, 61), np.linspace(0.02, 1, 50), indexing="ij"))
-    taken = taken_processors(CHANNELS, THREADS, kappa)
-    mean, sd = NOMINAL_CONTENTION, CONTENTION_SD
-    prior = (np.log(kappa / mean.processors_per_channel) / sd.processors_per_channel) ** 2 + (np.log(sigma / mean.evenness) / sd.evenness) ** 2
-    log, fixed = np.log(ratios), LAUNCH_S / alone
-    law = np.log(fixed + (1 - fixed) * np.asarray(sm_loss_ratio(blocks, PROCESSORS, taken[:, None], sigma[:, None])))
-    share = np.log(PROCESSORS / (PROCESSORS - np.asarray(taken_processors(CHANNELS, THREADS, np.linspace(0, 4, 81)))))[:, None] * np.ones(len(blocks))
-    errors = {"law of waves": [], "constant ratio": [], "share of processors": [], "no contention": []}
-    for i in range(len(blocks)):
-        kept = np.arange(len(blocks)) != i
-        best = lambda predicted, prior, kept=kept: predicted[np.argmin(np.sum(((predicted - log)[:, kept] / 0.05) ** 2, axis=1) + prior)]
-        errors["law of waves"].append(abs(best(law, prior)[i] - log[i]))
-        errors["constant ratio"].append(abs(log[kept].mean() - log[i]))
-        errors["share of processors"].append(abs(best(share, 0.0)[i] - log[i]))
-        errors["no contention"].append(abs(log[i]))
-    all_in = int(np.argmin(np.sum(((law - log) / 0.05) ** 2, axis=1) + prior))
-    fit = dict(processors_per_channel=float(kappa[all_in]), evenness=float(sigma[all_in]), error=float(np.abs(law[all_in] - log).mean()))
-    return {name: float(np.mean(values)) for name, values in errors.items()}, fit
 
 
 def search_all(name):
@@ -146,17 +96,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--regions", help="names, with commas between; all by default")
-    parser.add_argument("--traces", default=Path(__file__).resolve().parents[2] / "shared" / "data" / "traces")
+    parser.add_argument("--traces", default=overlap_law.FOLDER)
     parser.add_argument("--law", action="store_true", help="the law of lost processors only")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    blocks, ratios, alone, source = law_rows(options.traces)
-    errors, fit = law_errors(blocks, ratios, alone)
-    print(f"Kernels beside {CHANNELS} channels, {len(blocks)} of the {source}, left out one by one (goal {100 * LAW_GOAL:.0f}%):")
-    print("  " + ", ".join(f"{name} {100 * error:.1f}%" for name, error in errors.items()) + f"\n  all in: {100 * fit['error']:.1f}%, "
-          f"{fit['processors_per_channel']:.2f} processors per channel, evenness {fit['evenness']:.2f}")  # fmt: skip
-    document = dict(law=dict(errors=errors, fit=fit, kernels=len(blocks), source=source), regions=[],
-                    versions={name: version(name) for name in ("jax", "jaxlib", "optax", "numpy")}, machine=platform.machine())  # fmt: skip
+    law = overlap_law.measure(overlap_law.read_rows(options.traces))
+    overlap_law.show(law)
+    document = dict(law=law, regions=[], versions={name: version(name) for name in ("jax", "jaxlib", "optax", "numpy")}, machine=platform.machine())
     if not options.law:
         compare(options.regions.split(",") if options.regions else OVERLAP_REGIONS, document["regions"])
     if options.json:

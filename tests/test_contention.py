@@ -1,7 +1,5 @@
 """Contention: worked numbers, closed forms, bounds, published bands and orderings, gradients at kinks, and errors that name the operator."""
 
-import sys
-from pathlib import Path
 
 import chex
 import jax
@@ -40,9 +38,6 @@ from diffperf.cost.contention import (
 )
 from diffperf.hardware import load_system
 from diffperf.tune import load_overlap_region
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-import tuning  # noqa: E402
 
 times_of = jax.jit(overlap_times)
 makespan_and_slopes = jax.jit(jax.value_and_grad(overlap_makespan, argnums=(0, 1, 2), allow_int=True))
@@ -90,12 +85,6 @@ def test_a_lost_wave_doubles_a_kernel_that_just_fitted_and_spares_one_with_room(
     assert [ratio(b) for b in (96, 100, 128, 200, 400)] == [1, 2, 1, 1.5, 1.25]  # ceil(blocks / 99.5) over ceil(blocks / 108)
     assert_allclose(sm_loss_ratio(1e6, 108, 8.5, 1.0), 108 / 99.5)  # evenly spread work feels the share
 
-
-def test_the_law_of_lost_processors_explains_kernels_that_it_has_not_seen():
-    errors, fit = tuning.law_errors(*map(np.array, (tuning.BLOCKS, tuning.RATIOS, tuning.ALONE_S)))
-    assert errors["law of waves"] < 0.058 and errors["law of waves"] < errors["constant ratio"] / 3
-    assert errors["share of processors"] > 0.15 and errors["no contention"] > 0.2
-    assert 0.9 < fit["processors_per_channel"] < 1.5
 
 
 def test_v100_kernels_of_one_wave_lose_it_to_two_channels():

@@ -5,6 +5,9 @@ from ._calibration import load_calibration as load_calibration
 from ._fit import Fit as Fit
 from ._fit import fit_runs as fit_runs
 from ._frameworks import FAMILIES as FAMILIES
+from ._overlap import OverlapFit as OverlapFit
+from ._overlap import calibrate_overlap as calibrate_overlap
+from ._overlap import load_overlap_fit as load_overlap_fit
 from ._posterior import Posterior as Posterior
 from ._posterior import Prediction as Prediction
 from ._posterior import build_posterior as build_posterior

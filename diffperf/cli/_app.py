@@ -2,7 +2,7 @@
 
 import typer
 
-from . import _calibrate, _collectives, _demo, _import, _kernels, _measure, _predict, _search, _show, _trace
+from . import _calibrate, _collectives, _demo, _import, _kernels, _measure, _overlap, _predict, _search, _show, _trace
 
 app = typer.Typer(
     help="How long will it take? Differentiable, calibrated performance models of ML training: time, memory, energy and cost.",
@@ -35,7 +35,8 @@ for _name, _command in (
     ("trace", _trace.trace),
 ):
     app.command(_name)(_command)
-_fits = {"runs": _calibrate.calibrate_runs, "kernels": _kernels.calibrate_kernels, "collectives": _collectives.calibrate_collectives}
+_fits = {"runs": _calibrate.calibrate_runs, "kernels": _kernels.calibrate_kernels, "collectives": _collectives.calibrate_collectives,
+         "overlap": _overlap.calibrate_overlap}  # fmt: skip
 _checks = {"runs": _calibrate.validate_runs, "kernels": _kernels.validate_kernels, "collectives": _collectives.validate_collectives}
 for _name, _help, _commands in (
     ("calibrate", "Adapt to your own measurements.", _fits),

@@ -50,7 +50,8 @@ class Contention(NamedTuple):
     """How concurrent streams disturb each other. All positive, of any one shape.
 
     Attributes:
-      processors_per_channel: processors that a channel of 512 threads takes: 1 < it <= 1.5 on A100, > 0 on V100 by traces, a guess elsewhere. [1]
+      processors_per_channel: processors that a channel of 512 threads takes: more than the one that its block fills, by traces of A100 (8 and 16 channels);
+        `diffperf.calibrate.calibrate_overlap` gives 1.13 there and 1.06 on V100. A guess elsewhere. [1]
       evenness: of a kernel's blocks over processors, see `waves`: optimum on eleven A100 kernels. [1]
       spill: share of tile loads that reach device memory once buffers in flight fill the cache; 0.3 suits V100. Chosen so that the published
         factors of Lagom (arXiv:2602.20656) come out, like the next two. [1]
@@ -61,7 +62,7 @@ class Contention(NamedTuple):
       channel_rate, sync: factors on the rate of a channel and the time per chunk. [1]
     """
 
-    processors_per_channel: ArrayLike = 0.95
+    processors_per_channel: ArrayLike = 1.05
     evenness: ArrayLike = 0.35
     spill: ArrayLike = 1.1
     cache_multiple: ArrayLike = 2.3
