@@ -88,6 +88,10 @@ class Rows:
         )  # fmt: skip
 
 
+_num_parameters = jax.jit(num_parameters)  # thousands of rows: operation by operation these two take seconds
+_pad_kinds = jax.jit(pad_kinds, static_argnums=1)
+
+
 @lru_cache(maxsize=4096)
 def _model(name: str, layers, hidden, heads, kv_heads, ffn, vocab, gated, experts, topk, params_b, seq_len) -> Transformer:
     """The network of a row; `seq_len` is the row's."""
@@ -252,7 +256,7 @@ def _split(run: Run, params: float, capacity: float, tpu: bool, adapter: bool) -
 def plan_of(run: Run, model: Transformer, system: System, tpu: bool) -> dict:
     """Leaves of the plan of a run as plain numbers."""
     adapter, year = is_adapter(run), run.year or 2025
-    params = float(num_parameters(model))
+    params = float(_num_parameters(model))
     degrees = _split(run, params, float(system.chip.memory_capacity), tpu, adapter)
     batch = run.global_batch
     if not batch and run.tokens_per_s_per_device and run.step_time_s and run.num_devices:
@@ -385,7 +389,7 @@ def _prepare(runs: Sequence[Run], need_time: bool, like: Sequence[Run], kinds: i
         error.reasons = skipped
         raise error
     unique = {id(m): m for m in models}
-    padded = {key: jax.tree.map(np.asarray, pad_kinds(m, kinds)) for key, m in unique.items()}
+    padded = {key: jax.tree.map(np.asarray, _pad_kinds(m, kinds)) for key, m in unique.items()}
     stack_trees = lambda trees: jax.tree.map(lambda *leaves: np.stack(leaves).astype(float), *trees)
     stack, family, kind, name, shifts = zip(*labels)
     plan = Plan(**{key: np.stack([np.asarray(p[key], float) for p in plans]) for key in plans[0]})
