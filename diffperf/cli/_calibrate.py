@@ -1,11 +1,11 @@
 """`calibrate runs`: adapt a stack to the user's own runs. `validate runs`: compare the shipped fit with measured runs, refitting nothing."""
 
 import math
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ._fits import JSON_OUT, check_json_out, check_target, constants_table, deliver, groups_table, notes, validation_document
 from ._show import JSON
 
 _MOST = 8  # constants to print where there is no better measure
@@ -23,13 +23,12 @@ def calibrate_runs(
     """Adapt a software stack to runs of your own cluster: before and after for every row, what was learned, and what to run next."""
     from . import _output
 
-    if out is not None:
-        check_target(out, ".toml")
+    check_target(out, ".toml")
     _output.start()
     from ..io import read_runs
 
     table = read_runs(file)
-    remarks(file, table)
+    notes(f"{file}: {hint}" for hint in table.hints)
     wished = () if candidates is None else tuple(read_runs(candidates))
     from .. import calibrate
 
@@ -56,59 +55,17 @@ def calibrate_runs(
 
 def validate_runs(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Measured runs, .csv, .csv.gz or .parquet.", show_default=False)],
-    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="Write the result as JSON to OUT; - for stdout.")] = None,
+    json_out: JSON_OUT = None,
 ) -> None:
     """Score the shipped fit on measured runs: errors beside those of a constant-efficiency roofline; nothing is refitted."""
     from . import _output
 
-    if json_out not in (None, "-"):
-        check_target(str(json_out))
+    check_json_out(json_out)
     _output.start()
     from .. import calibrate
 
     result = calibrate.validate_runs(file)
-    document = as_document(result)
-    if json_out == "-":
-        _output.print_json(document)
-        return
-    if json_out is not None:
-        from ..io import write_atomic
-
-        write_atomic(json_out, _output.json_text(document) + "\n")
-    _print_validation(result)
-    if json_out is not None:
-        _output.note(f"wrote {json_out}")
-
-
-def as_document(result: dict[str, Any]) -> dict[str, Any]:
-    """The agreed keys of a validation, which other tools read; `validate_runs` of Python says more."""
-    picked = lambda item, *names: {name: item[name] for name in names}
-    score = {name: picked(result[name], "median", "mean", "p90", "bias") for name in ("error", "baseline", "memory")}
-    rows = [picked(row, "id", "measured_s", "predicted_s", "low_s", "high_s") for row in result["rows"]]
-    return {**picked(result, "n_rows", "n_modelled", "skipped"), **score, "groups": result["groups"], "rows": rows}
-
-
-def check_target(path: str, ending: str | None = None) -> None:
-    """Refuses a file that could not be written, before any work is done.
-
-    Raises:
-      ValueError: for a wrong ending, a missing folder, or a folder of that name.
-    """
-    target = Path(path)
-    if ending is not None and target.suffix != ending:
-        raise ValueError(f"{path}: the name of this file should end in {ending}.")
-    if not target.absolute().parent.is_dir():
-        raise ValueError(f"{path}: the folder {target.absolute().parent} does not exist. Create it first.")
-    if target.is_dir():
-        raise ValueError(f"{path} is a folder; give the name of a file in it.")
-
-
-def remarks(file: str, table: Any) -> None:
-    """What the reader did not use, on stderr."""
-    from . import _output
-
-    for hint in table.hints:
-        _output.note(f"{file}: {hint}")
+    deliver(validation_document(result, ("error", "baseline", "memory")), json_out, lambda: _print_validation(result))
 
 
 def _interval(row: Any, stem: str) -> str:
@@ -145,20 +102,12 @@ def _rows_table(rows: Any) -> Any:
 def _constants_table(rows: Any) -> Any:
     from .._units import quantity
     from ..report import unit_of
-    from ..report._tables import table
 
     moved = lambda row: abs(math.log(row["value"] / row["prior"])) if row["value"] > 0 and row["prior"] > 0 else 0.0
     learned = [row for row in rows if row.get("learned")]
     shown = sorted(learned or rows, key=lambda row: -moved(row))[: max(len(learned), _MOST)]
-    result = table("Constants that these runs narrowed" if learned else "No single constant is narrowed by these runs; those that moved most")
-    result.add_column("constant", no_wrap=True)
-    for name in ("prior", "value", "80% from", "to"):
-        result.add_column(name, justify="right", no_wrap=True)
-    for row in shown:
-        unit = unit_of(f"stack.{row['name']}")
-        cells = [quantity(row[key], unit) if row.get(key) is not None else "-" for key in ("prior", "value", "low", "high")]
-        result.add_row(row["name"], *cells)
-    return result
+    title = "Constants that these runs narrowed" if learned else "No single constant is narrowed by these runs; those that moved most"
+    return constants_table(title, shown, lambda name, value: quantity(value, unit_of(f"stack.{name}")))
 
 
 def _proposals_table(rows: Any) -> Any:
@@ -176,7 +125,7 @@ def _proposals_table(rows: Any) -> Any:
 
 def _print_validation(result: dict[str, Any]) -> None:
     from ..report import accuracy_table
-    from ..report._tables import percent_of, table
+    from ..report._tables import percent_of
     from . import _output
 
     console = _output.out()
@@ -189,12 +138,4 @@ def _print_validation(result: dict[str, Any]) -> None:
     memory = result.get("memory") or {}
     if memory.get("n", 1) and memory.get("median") is not None:
         console.print("peak memory: " + ", ".join(f"{key} {percent_of(memory.get(key))}" for key in ("median", "mean", "p90", "bias")), markup=False)
-    groups = table("Groups, the worst first")
-    groups.add_column("group", overflow="fold")
-    for name in ("n", "median", "bias"):
-        groups.add_column(name, justify="right")
-    for row in sorted(result["groups"], key=lambda row: -(row.get("median") or 0.0))[:15]:
-        label = row["group"]
-        label = ", ".join(str(value) for value in label.values() if value) if isinstance(label, dict) else str(label)
-        groups.add_row(label, str(row["n"]), percent_of(row.get("median")), percent_of(row.get("bias")))
-    console.print(groups)
+    console.print(groups_table(result["groups"]))

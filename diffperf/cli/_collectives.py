@@ -1,12 +1,13 @@
 """`calibrate collectives`, `validate collectives`, and `nccl-tests`: fit links, compare the shipped fit with measurements, judge a log."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ._calibrate import check_target
+from ._fits import JSON_OUT, check_json_out, check_target, constants_table, deliver, groups_table, notes, validation_document
 from ._show import JSON
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="nccl-tests or rccl-tests output, or CSV tables of collectives.", show_default=False)]
@@ -24,8 +25,7 @@ def calibrate_collectives(
     """Fit links, network and host to your own collectives: each constant with its interval, and the error before and after."""
     from . import _output
 
-    if out is not None:
-        check_target(out, ".json")
+    check_target(out, ".json")
     _output.start()
     table = _read(files)
     from ..calibrate.collectives import calibrate_collectives as run
@@ -43,14 +43,14 @@ def calibrate_collectives(
         _print_fit(fit)
     if result.engines:
         _print_engines(result.engines)
-    _print_skipped(result.skipped)
+    _note_skipped(result.skipped)
     if out is not None:
         _output.out().print(f"wrote {out}; use it with --fit {out}", markup=False)
 
 
 def validate_collectives(
     files: Files,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="Write the result as JSON to OUT; - for stdout.")] = None,
+    json_out: JSON_OUT = None,
     system: SystemName = "",
     library: Library = "",
     fit: Annotated[str | None, typer.Option("--fit", metavar="JSON", help="Constants that `calibrate collectives --out` wrote.")] = None,
@@ -58,33 +58,14 @@ def validate_collectives(
     """Score the shipped fit on measured collectives beside plain alpha-beta; only one floor per source is found, and reported."""
     from . import _output
 
-    if json_out not in (None, "-"):
-        check_target(str(json_out))
+    check_json_out(json_out)
     constants = None if fit is None else _constants(fit)
     _output.start()
     table = _read(files)
     from ..calibrate.collectives import validate_collectives as run
 
     result = run(table, system=system, library=library, fit=constants)
-    document = as_document(result)
-    if json_out == "-":
-        _output.print_json(document)
-        return
-    if json_out is not None:
-        from ..io import write_atomic
-
-        write_atomic(json_out, _output.json_text(document) + "\n")
-    _print_validation(result)
-    if json_out is not None:
-        _output.note(f"wrote {json_out}")
-
-
-def as_document(result: dict[str, Any]) -> dict[str, Any]:
-    """The agreed keys of a validation, as for runs, and the floors per source."""
-    picked = lambda item, *names: {name: item[name] for name in names}
-    score = {name: picked(result[name], "median", "mean", "p90", "bias") for name in ("error", "baseline")}
-    rows = [picked(row, "id", "measured_s", "predicted_s", "low_s", "high_s") for row in result["rows"]]
-    return {**picked(result, "n_rows", "n_modelled", "skipped"), **score, "groups": result["groups"], "rows": rows, "offsets": result["offsets"]}
+    deliver(validation_document(result) | {"offsets": result["offsets"]}, json_out, lambda: _print_validation(result))
 
 
 def nccl_tests(
@@ -99,10 +80,8 @@ def nccl_tests(
     """Read an nccl-tests log: fitted links, expected against measured time of every size, and whether it is healthy."""
     from . import _output
 
-    if html is not None:
-        check_target(html, ".html")
-    if json_out not in (None, "-"):
-        check_target(str(json_out))
+    check_target(html, ".html")
+    check_json_out(json_out)
     _output.start()
     import dataclasses
 
@@ -111,8 +90,7 @@ def nccl_tests(
     from ..io import read_nccl_tests, write_atomic
 
     table = read_nccl_tests(log, nodes=nodes)
-    for problem in table.problems:
-        _output.note(str(problem))
+    notes(map(str, table.problems))
     if interconnect:
         table = dataclasses.replace(table, interconnect=np.array([interconnect] * len(table)))
     from ..calibrate.collectives import calibrate_collectives as fit_links
@@ -121,16 +99,14 @@ def nccl_tests(
     verdicts = judge_collectives(table, system, library)
     fits = fit_links(table, system=system, library=library).fits
     document = {"fits": [dataclasses.asdict(fit) for fit in fits], "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts]}
-    if json_out == "-":
-        _output.print_json(document)
-    else:
+
+    def show() -> None:
         for fit in fits:
             _print_fit(fit)
         for verdict in verdicts:
             _print_verdict(verdict)
-    if json_out not in (None, "-"):
-        write_atomic(str(json_out), _output.json_text(document) + "\n")
-        _output.note(f"wrote {json_out}")
+
+    deliver(document, json_out, show)
     if html is not None:
         from ..report._collectives import verdict_page
 
@@ -140,14 +116,9 @@ def nccl_tests(
 
 def _read(files: list[str]) -> Any:
     from ..io import read_collectives
-    from . import _output
 
     table = read_collectives(files)
-    shown = list(table.problems)
-    for problem in shown[:5]:
-        _output.note(str(problem))
-    if len(shown) > 5:
-        _output.note(f"and {len(shown) - 5} more remarks on these files")
+    notes(map(str, table.problems), most=5)
     return table
 
 
@@ -161,28 +132,20 @@ def _constants(path: str) -> dict[str, Any]:
     return found
 
 
-def _print_skipped(skipped: dict[str, int]) -> None:
-    from . import _output
-
-    for reason, count in skipped.items():
-        _output.note(f"skipped {count:,}: {reason}")
+def _note_skipped(skipped: Mapping[str, int]) -> None:
+    notes(f"skipped {count:,}: {reason}" for reason, count in skipped.items())
 
 
 def _print_fit(fit: Any) -> None:
     from .._units import time_text
-    from ..report._tables import percent_of, table
+    from ..report._tables import percent_of
     from . import _output
 
     console = _output.out()
     place = f"{fit.setting.system}, {fit.setting.nic_bandwidth / 1e9:.4g} GB/s of NICs per node, network {fit.setting.fabric}"
     learned = [row for row in fit.constants if row["learned"]]
-    shown = table(f"Fitted to {fit.rows} rows: {place}" if learned else f"No constant of {place} is narrowed by these rows")
-    shown.add_column("constant", overflow="fold")
-    for name in ("prior", "value", "80% from", "to"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for row in learned:
-        shown.add_row(row["name"], *(_quantity(row["name"], row[key]) for key in ("prior", "value", "low", "high")))
-    console.print(shown)
+    title = f"Fitted to {fit.rows} rows: {place}" if learned else f"No constant of {place} is narrowed by these rows"
+    console.print(constants_table(title, learned, _quantity))
     before, after = percent_of(fit.before["median"]), percent_of(fit.after["median"])
     console.print(f"median error {before} with the shipped constants, {after} with these", markup=False)
     for name, floor in fit.floors.items():
@@ -217,23 +180,16 @@ def _quantity(name: str, value: float) -> str:
 def _print_validation(result: dict[str, Any]) -> None:
     from .._units import time_text
     from ..report import accuracy_table
-    from ..report._tables import percent_of, table
     from . import _output
 
     console = _output.out()
     console.print(f"{result['n_rows']:,} rows, {result['n_modelled']:,} modelled", markup=False)
-    _print_skipped(result["skipped"])
+    _note_skipped(result["skipped"])
     if not result["n_modelled"]:
         return
     title = "Error of the time; the baseline is alpha-beta through the smallest and largest size of each series"
     console.print(accuracy_table([("collectives", result["n_modelled"], result["error"], result["baseline"])], title))
-    groups = table("Groups, the worst first")
-    groups.add_column("group", overflow="fold")
-    for name in ("n", "median", "bias"):
-        groups.add_column(name, justify="right")
-    for row in result["groups"][:15]:
-        groups.add_row(", ".join(row["group"].values()), str(row["n"]), percent_of(row["median"]), percent_of(row["bias"]))
-    console.print(groups)
+    console.print(groups_table(result["groups"]))
     for source, floor in result["offsets"].items():
         if floor > 0:
             console.print(f"floor of the host found in {source}: {time_text(floor)}", markup=False)

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._calibrate import check_target
+from ._fits import JSON_OUT, check_json_out, check_target, deliver, note_left_out, notes, score, validation_document
 from ._show import JSON
 
 FILES = Annotated[list[str], typer.Argument(metavar="FILE...", help="Measured kernels, .csv, .csv.gz or .parquet.", show_default=False)]
@@ -25,15 +25,13 @@ def calibrate_kernels(
 
     from . import _output
 
-    if out is not None:
-        check_target(out, ".json")
-    if system_out is not None:
-        check_target(system_out, ".toml")
+    check_target(out, ".json")
+    check_target(system_out, ".toml")
     _output.start()
     from ..io import read_kernels
 
     table = read_kernels(list(files))
-    remarks(table)
+    notes(table.remarks)
     from ..calibrate import kernels
 
     with Progress(console=_output.err(), transient=True) as bar:
@@ -53,7 +51,7 @@ def calibrate_kernels(
         learned = sorted(one["determined"], key=lambda name: -one["determined"][name])
         text = ", ".join(f"{name} {one['constants'][name]:.3g}" for name in learned if one["determined"][name] > 0.5)
         console.print(f"{one['library']} {one['datatype']} {'/'.join(one['ops'])} determine: {text or 'no constant alone'}", markup=False, style="dim")
-    print_skipped(report.skipped)
+    note_left_out(report.skipped)
     if out is not None:
         console.print(f"wrote {out}; use it with validate kernels --kernels {out}" + (f" --system {system_out}" if system_out else ""), markup=False)
     if system_out is not None:
@@ -62,7 +60,7 @@ def calibrate_kernels(
 
 def validate_kernels(
     files: FILES,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="Write the result as JSON to OUT; - for stdout.")] = None,
+    json_out: JSON_OUT = None,
     kernels: Annotated[str | None, typer.Option("--kernels", metavar="JSON", help="Libraries written by `calibrate kernels`, in place of the shipped.")] = None,
     system: SYSTEM = None,
     no_correction: NO_CORRECTION = False,
@@ -70,50 +68,22 @@ def validate_kernels(
     """Score kernel libraries on measured kernels, beside the plain roofline; nothing is refitted."""
     from . import _output
 
-    if json_out not in (None, "-"):
-        check_target(str(json_out))
+    check_json_out(json_out)
     _output.start()
-    from ..io import read_kernels, write_atomic
+    from ..io import read_kernels
 
     table = read_kernels(list(files))
-    remarks(table)
+    notes(table.remarks)
     from ..calibrate.kernels import validate_kernels as validate
 
     result = validate(table, fitted=kernels, system=system, correction=not no_correction)
-    document = as_document(result)
-    if json_out == "-":
-        _output.print_json(document)
-        return
-    if json_out is not None:
-        write_atomic(json_out, _output.json_text(document) + "\n")
-    _print_validation(result)
-    if json_out is not None:
-        _output.note(f"wrote {json_out}")
+    deliver(as_document(result), json_out, lambda: _print_validation(result))
 
 
 def as_document(result: dict[str, Any]) -> dict[str, Any]:
-    """The agreed keys of a validation, as `validate runs` writes them."""
-    score = lambda item: {name: item[name] for name in ("median", "mean", "p90", "bias")}
+    """The agreed keys of a validation, its groups with their baselines."""
     groups = [{"group": g["group"], "n": g["n"], **score(g), "baseline": score(g["baseline"])} for g in result["groups"]]
-    rows = [{name: row[name] for name in ("id", "measured_s", "predicted_s", "low_s", "high_s")} for row in result["rows"]]
-    counts = {name: result[name] for name in ("n_rows", "n_modelled", "skipped")}
-    return {**counts, "error": score(result["error"]), "baseline": score(result["baseline"]), "groups": groups, "rows": rows}
-
-
-def remarks(table: Any) -> None:
-    """What the reader did not use or had to guess, on stderr."""
-    from . import _output
-
-    for line in table.remarks:
-        _output.note(line)
-
-
-def print_skipped(skipped: Any) -> None:
-    """Rows left out, and why, on stderr."""
-    from . import _output
-
-    for reason, count in skipped.items():
-        _output.note(f"{count} rows left out: {reason}")
+    return validation_document(result) | {"groups": groups}
 
 
 def _sets_table(sets: Any) -> Any:
@@ -147,7 +117,7 @@ def _print_validation(result: dict[str, Any]) -> None:
         label = " ".join(str(value) for value in group["group"].values())
         scores.add_row(label, str(group["n"]), *cells(group), percent_of(group["baseline"]["mean"]))
     console.print(scores)
-    print_skipped(result["skipped"])
+    note_left_out(result["skipped"])
     unmeasured = sum(g["n"] for g in result["groups"] if not g["source"].startswith("fit"))
     if unmeasured:
         _output.note(f"{unmeasured} rows are of libraries that were not measured on that chip: predicted from those like them")
