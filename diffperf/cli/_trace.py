@@ -53,7 +53,7 @@ def trace(
     """Read traces of a profiler: busy, idle, overlapped and exposed time, steps, stragglers, achieved rates; compare with a prediction."""
     from ..io.traces import RankTrace, left_out_dict, match_collectives, rank_dict, read_traces, stragglers
     from . import _output
-    from ._calibrate import check_target
+    from ._fits import check_target
 
     if json_out == "/dev/stdout":
         json_out = "-"

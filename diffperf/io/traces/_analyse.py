@@ -45,7 +45,7 @@ def times_of(trace: RankTrace, rows: np.ndarray | None = None) -> Times:
     """Where the time went.
 
     Args:
-      rows: mask of the events that count, shape (n,); None for all but synchronisation.
+      rows: mask or indices of the events that count; None for all but synchronisation.
     """
     e = trace.events
     mask = e.kind != SYNCHRONISATION if rows is None else rows
@@ -196,12 +196,12 @@ class StepTimes:
 def step_times(trace: RankTrace) -> list[StepTimes]:
     """The steps of a rank in order; a kernel belongs to the step in which it was launched, else in which it started. Steps without kernels are not listed."""
     e, found = trace.events, []
-    for k, step in enumerate(trace.steps):
-        rows = (e.step == k) & (e.kind != SYNCHRONISATION)
-        if rows.any():
-            found.append((step, float(e.start_s[rows].min()), float(e.end_s[rows].max()), rows))
+    at = np.flatnonzero((e.step >= 0) & (e.kind != SYNCHRONISATION))
+    at = at[np.argsort(e.step[at], kind="stable")]
+    for rows in np.split(at, np.flatnonzero(np.diff(e.step[at])) + 1) if len(at) else ():
+        found.append((trace.steps[e.step[rows[0]]], float(e.start_s[rows].min()), float(e.end_s[rows].max()), rows))
     following = [start for _, start, _, _ in found[1:]] + [found[-1][2]] if found else []
-    return [StepTimes(step.name, start, end, after - start, step.end_s - step.start_s, int(rows.sum()), times_of(trace, rows))
+    return [StepTimes(step.name, start, end, after - start, step.end_s - step.start_s, len(rows), times_of(trace, rows))
             for (step, start, end, rows), after in zip(found, following)]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._collective_table import element_bytes
 from ._classify import COMMUNICATION, collective_of_kernel, collective_of_record, type_name
-from ._numbers import amount, ranks
+from ._numbers import amount, clean, ranks
 from ._tables import CollectiveCall, DeviceEvents, Inputs, Operators
 
 Record = Mapping[str, Any]
@@ -64,8 +64,8 @@ def _around(operators: Operators, at: int) -> list[int]:
 
 def _of_record(record: Record, groups: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     op, coalesced = collective_of_record(str(record.get("Collective name", "")))
-    datatype = type_name(str(record.get("dtype", "")))
-    group = str(record.get("Process Group Name", ""))
+    datatype = type_name(clean(str(record.get("dtype", ""))))
+    group = clean(str(record.get("Process Group Name", "")))
     elements = [amount(record.get(key)) for key in ("In msg nelems", "Out msg nelems")]
     sized = max((count for count in elements if count > 0), default=math.nan)
     peers = [record.get(key) for key in ("Dst Rank", "Src Rank")]

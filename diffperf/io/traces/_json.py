@@ -15,15 +15,17 @@ from typing import Any
 
 _WINDOW = 1 << 20  # characters read at a time
 _LARGEST = 1 << 28  # characters of one value at most
+_ENDS = "the file ends"
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder(strict=False)
 
 
 class CutError(Exception):
-    """The text ends, or stops being JSON. `place` says where, in words; `started` whether any value was read before."""
+    """The text ends, or stops being JSON. `place` says where, in words; `started` whether any value was read before; `whole` that the document is complete
+    and something follows it."""
 
-    def __init__(self, place: str, started: bool):
-        self.place, self.started = place, started
+    def __init__(self, place: str, started: bool, whole: bool = False):
+        self.place, self.started, self.whole = place, started, whole
         super().__init__(place)
 
 
@@ -34,8 +36,9 @@ def open_bytes(path: str) -> io.BufferedReader | gzip.GzipFile:
     return gzip.open(path, "rb") if packed else open(path, "rb")
 
 
-def members(path: str, streamed: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """The members of the object in `path`; those named in `streamed`, if arrays, item by item. An array at the top is taken as the first of `streamed`.
+def members(path: str, streamed: Collection[str]) -> Iterator[tuple[str, Any, bool]]:
+    """The members of the object in `path`: name, value, False. Those named in `streamed`, if arrays, come as an empty list, and then item by item with True.
+    An array at the top is taken as the first of `streamed`.
 
     Raises:
       CutError: after the last value that could be read.
@@ -44,9 +47,14 @@ def members(path: str, streamed: Collection[str]) -> Iterator[tuple[str, Any]]:
     with open_bytes(path) as file:
         text = _Text(file)
         first = text.next()
+        if first == "\ufeff":  # a byte order mark, which some editors write
+            text.at += 1
+            first = text.next()
         if first == "[":
             key = next(iter(streamed))
-            yield from ((key, item) for item in text.items())
+            yield key, [], False
+            yield from ((key, item, True) for item in text.items())
+            text.close()
             return
         if first != "{":
             raise text.cut("it begins with " + (repr(text.buffer[text.at : text.at + 20]) if first else "nothing"))
@@ -57,13 +65,16 @@ def members(path: str, streamed: Collection[str]) -> Iterator[tuple[str, Any]]:
                 raise text.cut("a member of the top object has no name")
             text.at += 1
             if key in streamed and text.next() == "[":
-                yield from ((key, item) for item in text.items(key))
+                yield key, [], False
+                yield from ((key, item, True) for item in text.items(key))
             else:
-                yield key, text.value(key)
+                yield key, text.value(key), False
             if text.next() == ",":
                 text.at += 1
             elif text.next() != "}":
                 raise text.cut(f"a comma is missing after {key!r}")
+        text.at += 1
+        text.close()
 
 
 class _Text:
@@ -71,7 +82,7 @@ class _Text:
 
     def __init__(self, file: io.BufferedReader | gzip.GzipFile):
         self.file, self.decode = file, codecs.getincrementaldecoder("utf-8")("replace")
-        self.buffer, self.at, self.before, self.ended, self.count, self.why = "", 0, 0, False, 0, "the file ends"
+        self.buffer, self.at, self.before, self.ended, self.count, self.why = "", 0, 0, False, 0, _ENDS
 
     def next(self) -> str:
         """The next character that is no space, "" at the end; reading stands on it."""
@@ -114,6 +125,14 @@ class _Text:
             number += 1
             yield self.value(f"item {number} of {where or 'the array'}")
         self.at += 1
+
+    def close(self) -> None:
+        """Makes sure that the document ends here, and a packed file whole."""
+        place = self.before + self.at
+        if self.next():
+            raise CutError(f"{self.buffer[self.at : self.at + 20]!r} at character {place:,}", True, whole=True)
+        if self.why != _ENDS:
+            raise CutError(self.why, True, whole=True)
 
     def cut(self, what: str) -> CutError:
         return CutError(f"{what}, at character {self.before + self.at:,}", self.count > 0)

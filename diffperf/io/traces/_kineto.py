@@ -15,13 +15,15 @@ import numpy as np
 from ._calls import collective_calls
 from ._classify import COMMUNICATION, SYNCHRONISATION, kind_of
 from ._nesting import innermost, nest
-from ._numbers import amount, ranks, sizes, whole
+from ._numbers import DAY_S, FAR_OFF, LATEST_US, amount, clean, far_off, ranks, real, sizes, whole
 from ._tables import DeviceEvents, Inputs, Operators, RankTrace, Remarks, Step, TraceError
 
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "cuda_sync"}
 RUNTIME = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver"}
 OPERATOR = {"cpu_op", "operator"}
 RECORDED = ("Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "Process Group Name", "Process Group Ranks", "Src Rank", "Dst Rank")
+
+_DAY_US = DAY_S * 1e6
 
 
 class KinetoBuilder:
@@ -30,10 +32,11 @@ class KinetoBuilder:
     def __init__(self, file: str):
         self.file, self.remarks, self.meta = file, Remarks(file), {}
         self._names: dict[str, int] = {}
+        self._written: dict[str, int] = {}  # name as in the file -> index
         self._kinds: dict[tuple[int, bool], int] = {}
         self._launch: dict[tuple[Any, ...], int] = {}
         self._inputs: dict[Any, int] = {}
-        self._threads: dict[tuple[Any, Any], int] = {}
+        self._threads: dict[Any, int] = {}
         self._real = {name: array("d") for name in ("ts", "dur", "nbytes", "op_ts", "op_dur", "call_ts", "call_dur")}
         self._whole = {name: array("q") for name in ("name", "kind", "stream", "device", "correlation", "launch", "event", "op_name", "op_thread", "op_inputs",
                                                      "call_thread", "call_correlation")}  # fmt: skip
@@ -55,23 +58,18 @@ class KinetoBuilder:
         annotation = category == "user_annotation"
         if not (device or operator or runtime or annotation):
             return
-        time, duration, name = event.get("ts"), event.get("dur"), event.get("name")
-        where = f"event {number} ({str(name)[:60]!r})"
+        name = event.get("name")
         try:
-            time, duration = float(time), float(duration)  # pyright: ignore[reportArgumentType]
-        except (TypeError, ValueError):
-            self.remarks.add("an event without a time or duration that is a number", f"{where}: ts is {time!r}, dur is {duration!r}")
-            return
-        if not (math.isfinite(time) and math.isfinite(duration)) or not isinstance(name, str):
-            self.remarks.add("an event without a time or duration that is a number", f"{where}: ts is {time!r}, dur is {duration!r}")
-            return
-        if duration < 0:
-            self.remarks.add("clock running backwards: an event ends before it starts", f"{where}: dur is {duration:g} us")
+            time, duration = float(event["ts"]), float(event["dur"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            time = duration = math.nan
+        if not (-LATEST_US < time < LATEST_US and 0 <= duration <= _DAY_US) or not isinstance(name, str):
+            self._refuse(event, number, time, duration)
             return
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         if device:
-            self._device(name, category == "cuda_sync", time, duration, args, number)
+            self._device(name, category == "cuda_sync", time, duration, args, event.get("tid"), number)
         elif runtime:
             correlation = whole(args.get("correlation", event.get("id")))
             if correlation >= 0:
@@ -79,19 +77,37 @@ class KinetoBuilder:
         elif operator or name.startswith(("nccl:", "rccl:")):
             self._operator(name, self._thread(event), time, duration, args)
         elif name.startswith("ProfilerStep"):
-            self._steps.append((name, time, duration))
+            self._steps.append((clean(name), time, duration))
+
+    def _refuse(self, event: dict[str, Any], number: int, time: float, duration: float) -> None:
+        name = event.get("name")
+        if math.isfinite(time) and math.isfinite(duration):
+            reason = ("an event without a name" if not isinstance(name, str) else
+                      "clock running backwards: an event ends before it starts" if duration < 0 else FAR_OFF)  # fmt: skip
+        else:
+            reason = "an event without a time or duration that is a number"
+        shown = ", ".join(f"{key} is {str(event[key])[:40]!r}" if isinstance(event.get(key), str) else f"{key} is {str(event.get(key))[:40]}"
+                          for key in ("ts", "dur"))  # fmt: skip
+        self.remarks.add(reason, f"event {number} ({str(name)[:60]!r}): {shown}")
 
     def __len__(self) -> int:
         """Device events so far."""
         return len(self._whole["name"])
 
     def _thread(self, event: dict[str, Any]) -> int:
-        return self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))
+        lane = event.get("pid"), event.get("tid")
+        try:
+            return self._threads.setdefault(lane, len(self._threads))
+        except TypeError:  # no number or name
+            return self._threads.setdefault(str(lane), len(self._threads))
 
     def _name(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
+        index = self._written.get(name)
+        if index is None:
+            index = self._written[name] = self._names.setdefault(clean(name) or "unnamed", len(self._names))
+        return index
 
-    def _device(self, name: str, waits: bool, time: float, duration: float, args: dict[str, Any], number: int) -> None:
+    def _device(self, name: str, waits: bool, time: float, duration: float, args: dict[str, Any], thread: Any, number: int) -> None:
         index = self._name(name)
         kind = self._kinds.get((index, waits))
         if kind is None:
@@ -103,9 +119,12 @@ class KinetoBuilder:
             launch = self._launch.setdefault(key, len(self._launch))
         if kind == COMMUNICATION and "Collective name" in args:
             self._recorded[len(self._whole["name"])] = {key: args[key] for key in RECORDED if key in args}
+            for key in ("In msg nelems", "Out msg nelems", "Group size"):
+                if key in args and not real(args[key]) >= 0:
+                    self.remarks.add("a collective whose size or group is no number, not used", f"event {number}: {key} is {str(args[key])[:40]!r}")
         for column, value in (("ts", time), ("dur", duration), ("nbytes", amount(args.get("bytes")))):
             self._real[column].append(value)
-        for column, value in (("name", index), ("kind", kind), ("stream", whole(args.get("stream"))), ("device", whole(args.get("device"))),
+        for column, value in (("name", index), ("kind", kind), ("stream", whole(args.get("stream", thread))), ("device", whole(args.get("device"))),
                               ("correlation", whole(args.get("correlation"))), ("launch", launch), ("event", number)):  # fmt: skip
             self._whole[column].append(value)
 
@@ -140,16 +159,20 @@ class KinetoBuilder:
         c: dict[str, np.ndarray] = {name: np.array(column) for name, column in (*self._real.items(), *self._whole.items())}
         if not len(c["ts"]):
             raise TraceError(
-                f"{self.file} has no GPU events: no kernel or copy was recorded, so there is nothing to time. Profile with the activity CUDA as well as CPU."
+                f"{self.file} has no GPU events: no kernel or copy could be read, so there is nothing to time{self.remarks.why()}. "
+                "Profile with the activity CUDA as well as CPU."
             )
-        origin = float(math.floor(c["ts"].min()))
-        base = self.meta.get("baseTimeNanoseconds")
-        origin_ns = int(origin) * 1000 + (base if isinstance(base, int) else 0)
+        lost = far_off(c["ts"] * 1e-6)
+        for i in np.flatnonzero(lost).tolist():
+            self.remarks.add(FAR_OFF, f"event {c['event'][i]}: ts is {c['ts'][i]}")
+        origin = float(math.floor(c["ts"][~lost].min()))
+        origin_ns = int(origin) * 1000 + self._base()
         for name in ("ts", "op_ts", "call_ts"):
             c[name] = (c[name] - origin) * 1e-6
         for name in ("dur", "op_dur", "call_dur"):
             c[name] *= 1e-6
         order = np.lexsort((c["event"], c["ts"]))
+        order = order[~lost[order]]
         rows, ops, op_order = self._rows(c, order), *self._operators(c)
         call = _last(c["call_correlation"], c["correlation"][order])
         launched = call >= 0
@@ -164,13 +187,14 @@ class KinetoBuilder:
         events = DeviceEvents(**rows)
         names, shapes, inputs = tuple(self._names), tuple(self._launch), tuple(self._inputs)
         rank, world, groups = self._distributed()
-        ranked, op_ranked = np.argsort(order), np.argsort(op_order)
-        calls = collective_calls(events, names, shapes, ops, inputs, {int(ranked[i]): found for i, found in self._recorded.items()},
+        ranked, op_ranked = np.full(len(lost), -1), np.argsort(op_order)
+        ranked[order] = np.arange(len(order))
+        calls = collective_calls(events, names, shapes, ops, inputs, {int(ranked[i]): found for i, found in self._recorded.items() if ranked[i] >= 0},
                                  {int(op_ranked[i]): found for i, found in self._op_recorded.items()}, groups, world)  # fmt: skip
         self._doubts(events, names, launched, steps)
         used = np.unique(call[at])
         name, sms = self._device_properties(events)
-        version = self._info().get("nccl_version", "")
+        version = clean(self._info().get("nccl_version"))
         return RankTrace(
             self.file, "kineto", rank, world, name, sms, f"NCCL {version}" if version else "", origin_ns, names, shapes, inputs, events, ops, calls, steps,
             np.stack([c["call_ts"][used], c["call_dur"][used]], 1) if len(used) else np.zeros((0, 2)), self.remarks.done(),
@@ -199,32 +223,47 @@ class KinetoBuilder:
     def _distributed(self) -> tuple[int, int, dict[str, tuple[int, ...]]]:
         """Rank, world size, and the ranks of each process group."""
         info = self._info()
-        groups = {str(group.get("pg_name")): ranks(group.get("ranks")) for group in _dicts(info.get("pg_config"))}
-        rank = whole(info.get("rank"))
-        if rank < 0 and (found := re.search(r"rank[-_]?(\d+)", self.file.rsplit("/", 1)[-1])):
+        groups = {clean(str(group.get("pg_name"))): ranks(group.get("ranks")) for group in _dicts(info.get("pg_config"))}
+        rank, world = whole(info.get("rank")), whole(info.get("world_size"))
+        for key, value, least in (("rank", rank, 0), ("world_size", world, 1)):
+            if info.get(key) is not None and value < least:
+                self.remarks.add(f"a {key} that is no whole number from {least} on, not used", f"{key} is {str(info[key])[:40]!r}")
+        if 0 < world <= rank:
+            self.remarks.add("a rank outside its job, whose size is not used", f"rank is {rank}, world_size is {world}; ranks count from 0")
+            world = -1
+        if rank < 0 and (found := re.search(r"rank[-_]?(\d{1,9})", self.file.rsplit("/", 1)[-1])):
             rank = int(found[1])
-        return rank, whole(info.get("world_size")), groups
+        return max(rank, -1), world if world > 0 else -1, groups
+
+    def _base(self) -> int:
+        """What the file adds to all times. [ns]"""
+        base = self.meta.get("baseTimeNanoseconds", 0)
+        if base != 0 and whole(base) <= 0:
+            self.remarks.add("a baseTimeNanoseconds that is no time, taken as 0", str(base)[:40])
+        return max(whole(base), 0)
 
     def _device_properties(self, events: DeviceEvents) -> tuple[str, int]:
         devices = _dicts(self.meta.get("deviceProperties"))
         used = {int(device) for device in np.unique(events.device)}
-        found = next((item for item in devices if item.get("id") in used), devices[0] if devices else {})
-        return str(found.get("name", "")), max(whole(found.get("numSms")), 0)
+        found = next((item for item in devices if whole(item.get("id")) in used), devices[0] if devices else {})
+        return clean(found.get("name")), max(whole(found.get("numSms")), 0)
 
     def _doubts(self, events: DeviceEvents, names: tuple[str, ...], launched: np.ndarray, steps: tuple[Step, ...]) -> None:
         where = lambda i: f"event {events.event[i]} ({names[events.name[i]][:60]!r})"
         work = events.kind != SYNCHRONISATION
         for device in np.unique(events.device):
-            for stream in np.unique(events.stream[(events.device == device) & work]):
+            for stream in np.unique(events.stream[(events.device == device) & work & (events.stream >= 0)]):
                 at = np.flatnonzero((events.device == device) & (events.stream == stream) & work)
                 before = np.maximum.accumulate(events.end_s[at])[:-1] - events.start_s[at][1:]
                 for i in np.flatnonzero(before > 1e-9):
                     self.remarks.add("overlapping kernels on one stream, kept", f"{where(at[i + 1])} on stream {stream} starts {before[i] * 1e6:.3g} us early")
+        for i in np.flatnonzero(work & (events.stream < 0)):
+            self.remarks.add("a kernel without the number of its stream, kept; whether it overlaps others of its stream is not known", where(i))
         early = launched & (events.start_s < events.launch_start_s - 1e-6) & work
         for i in np.flatnonzero(early):
             gap = (events.launch_start_s[i] - events.start_s[i]) * 1e6
             self.remarks.add("clock running backwards: a kernel starts before the host launches it, kept", f"{where(i)} by {gap:.3g} us")
-        marks = [int(found[1]) for step in steps if (found := re.search(r"#(\d+)", step.name))]
+        marks = [int(found[1]) for step in steps if (found := re.search(r"#(\d{1,18})", step.name))]
         for k in range(1, len(marks)):
             if marks[k] < marks[k - 1]:
                 self.remarks.add("clock running backwards: steps out of order, kept", f"{steps[k].name} starts after {steps[k - 1].name}")

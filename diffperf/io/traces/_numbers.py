@@ -1,7 +1,15 @@
-"""Numbers as a profiler wrote them, or a stand-in where it wrote something else."""
+"""Numbers and names as a profiler wrote them, or a stand-in where it wrote something else."""
 
 import math
+import re
 from typing import Any
+
+import numpy as np
+
+DAY_S = 86_400.0  # no kernel lasts longer, and no trace holds kernels further apart [s]
+FAR_OFF = "an event of more than a day, or more than a day away from the others"
+LATEST_US = 2**63 / 1000  # times in whole nanoseconds fit into 64 bits [us]
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def whole(value: Any) -> int:
@@ -10,12 +18,24 @@ def whole(value: Any) -> int:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return -1
+    if isinstance(value, bool) or (isinstance(value, float) and value != number):
+        return -1
     return number if -(2**63) <= number < 2**63 else -1
 
 
+def real(value: Any) -> float:
+    """A finite number, or a text of one; NaN for anything else."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
 def amount(value: Any) -> float:
-    """A positive finite number; NaN for anything else."""
-    return float(value) if isinstance(value, (int, float)) and 0 < value < 2**63 else math.nan
+    """A positive number below 2**63; NaN for anything else."""
+    number = real(value)
+    return number if 0 < number < 2**63 else math.nan
 
 
 def sizes(value: Any) -> tuple[int, ...]:
@@ -29,3 +49,13 @@ def sizes(value: Any) -> tuple[int, ...]:
 def ranks(value: Any) -> tuple[int, ...]:
     """A list of ranks; () for anything else."""
     return tuple(value) if isinstance(value, list) and all(isinstance(item, int) for item in value) else ()
+
+
+def clean(name: Any) -> str:
+    """A name that can be printed and written: what controls a terminal, breaks a line or is no character becomes a blank or a question mark."""
+    return _UNPRINTABLE.sub(lambda found: "?" if "\ud800" <= found[0] <= "\udfff" else " ", name) if isinstance(name, str) else ""
+
+
+def far_off(start_s: np.ndarray) -> np.ndarray:
+    """Mask of the times more than a day from the middle one: a clock that jumped."""
+    return np.abs(start_s - np.median(start_s)) > DAY_S if len(start_s) else np.zeros(0, bool)

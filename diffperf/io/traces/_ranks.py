@@ -49,8 +49,9 @@ class Matched:
 
 def match_collectives(traces: Sequence[RankTrace]) -> tuple[Matched | None, tuple[LeftOut, ...]]:
     """The k-th collective of each operation and group on each rank taken as one; None if no two ranks share any, or if most do not end together even on
-    aligned clocks (uneven all-to-alls, other parts of a run). What could not be matched is left out."""
-    several = [i for i, trace in enumerate(traces) if trace.collectives]
+    aligned clocks (uneven all-to-alls, other parts of a run). Of several traces of one rank the first counts. What could not be matched is left out."""
+    first = {trace.rank: i for i, trace in reversed(list(enumerate(traces))) if trace.rank >= 0}
+    several = [i for i, trace in enumerate(traces) if trace.collectives and first.get(trace.rank, i) == i]
     lists = []
     for i in several:
         found: dict[tuple[object, ...], list[int]] = {}

@@ -43,8 +43,13 @@ class Remarks:
     def add(self, reason: str, example: str, count: int = 1) -> None:
         entry = self._found.setdefault(reason, [0, []])
         entry[0] += count
-        if len(entry[1]) < 3:
+        if len(entry[1]) < 3 and example:
             entry[1].append(example)
+
+    def why(self) -> str:
+        """What was left out so far, as the end of an error: `; left out: 3 x ... (event 1 ...)`."""
+        parts = [f"{count:,} x {reason} ({', '.join(examples[:1])})" for reason, (count, examples) in self._found.items()]
+        return f"; left out: {', '.join(parts)}" if parts else ""
 
     def done(self) -> tuple[LeftOut, ...]:
         return tuple(LeftOut(reason, self.file, count, tuple(examples)) for reason, (count, examples) in self._found.items())
@@ -274,7 +279,8 @@ def left_out_dict(items: Sequence[LeftOut]) -> dict[str, Mapping[str, Any]]:
     for item in items:
         entry = result.setdefault(item.reason, {"count": 0, "examples": []})
         entry["count"] += item.count
-        entry["examples"] += [f"{item.file}: {example}" for example in item.examples][: max(0, 3 - len(entry["examples"]))]
+        named = [example if example.startswith(item.file) else f"{item.file}: {example}" for example in item.examples]
+        entry["examples"] += named[: max(0, 3 - len(entry["examples"]))]
     return result
 
 
