@@ -11,17 +11,15 @@ rows the fit has not seen. `--markdown` writes the tables of `docs/accuracy.md`.
 
 import argparse
 import importlib
-import json
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from accuracy_tables import percent, show
 from rich.console import Console
-from rich.table import Table
 
-from diffperf._files import write_atomic
 from diffperf.calibrate._evaluate import error_summary, few_shot, held_out, partition
 from diffperf.calibrate._fit import fit_runs
 from diffperf.calibrate._memory_fit import fit_memory, log_peak
@@ -64,10 +62,6 @@ REASONS = {
     ("alpa-projects/alpa", "GShard-MoE-10.1696B"): "plan found by search, not printed",
     ("bigscience-workshop/bigscience", "BLOOM-candidate-194B"): "single-iteration snapshots",
 }
-
-
-def percent(x: float | None) -> str:
-    return "-" if x is None or np.isnan(x) else f"{100 * x:.1f}"
 
 
 def special_sets(rows) -> dict[str, np.ndarray]:
@@ -257,17 +251,7 @@ def runs() -> None:
     )
     if not options.quick:
         result["sources"] = sources_table(rows, fit, say)
-    markdown = []
-    for title, header, body in tables(result):
-        view = Table(*header, title=title)
-        for line in body:
-            view.add_row(*line)
-        console.print(view)
-        markdown += [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header), *("| " + " | ".join(line) + " |" for line in body), ""]
-    if options.json:
-        write_atomic(options.json, json.dumps(result, indent=1))
-    if options.markdown:
-        write_atomic(options.markdown, "\n".join(markdown))
+    show(tables(result), result, options, console)
 
 
 if __name__ == "__main__":

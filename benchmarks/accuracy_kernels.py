@@ -9,7 +9,6 @@ also prints the sets that no goal names. About 15 minutes on two cores without `
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +16,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from accuracy_tables import percent, show
 from rich.console import Console
-from rich.table import Table
 
-from diffperf._files import write_atomic
 from diffperf.calibrate._evaluate import error_summary
 from diffperf.calibrate.kernels._fit import fit_kernels, predict_rows
 from diffperf.calibrate.kernels._joint import adapt, fit_jointly
@@ -176,10 +174,6 @@ def _timed(compiled, sizes) -> float:
     return time.perf_counter() - start
 
 
-def percent(x) -> str:
-    return "-" if x is None or not np.isfinite(x) else f"{100 * x:.1f}"
-
-
 def tables(result: dict) -> list[tuple[str, list[str], list[list[str]]]]:
     out = []
     three = lambda e: f"{percent(e['mean'])} / {percent(e['median'])} / {percent(e['p90'])}"
@@ -229,17 +223,7 @@ def main() -> None:
             result["transfer"] = transfer(placed, say)
     if "speed" in options.only:
         result["speed"] = speed()
-    markdown = []
-    for title, header, body in tables(result):
-        view = Table(*header, title=title)
-        for line in body:
-            view.add_row(*line)
-        console.print(view)
-        markdown += [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header), *("| " + " | ".join(line) + " |" for line in body), ""]
-    if options.json:
-        write_atomic(options.json, json.dumps(result, indent=1))
-    if options.markdown:
-        write_atomic(options.markdown, "\n".join(markdown))
+    show(tables(result), result, options, console)
 
 
 if __name__ == "__main__":
