@@ -34,7 +34,7 @@ demo: setup
 	$(BIN)/diffperf demo
 
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -q -n $(WORKERS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile  # a file's tests share what was compiled for them
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

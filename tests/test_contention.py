@@ -53,14 +53,6 @@ def kernel_times(region, rows, constants):
     return jnp.sum(alone), jnp.sum(beside)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Each function runs few times: what XLA's optimizations cost is not won back."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 CHIP = OverlapChip(100, 1e14, 1e12, 1e7)
 NO_CONTENTION = NOMINAL_CONTENTION._replace(processors_per_channel=0.0, spill=0.0, oversubscription=0.0)
 

@@ -47,16 +47,8 @@ def with_files(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def quick_compilation():
-    """Examples run once: what XLA's optimizations cost is not won back."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.parametrize("name", WITH_PYTHON)
-def test_examples_run(name, with_files, quick_compilation):
+def test_examples_run(name, with_files):
     """In order, in one namespace per page, in JAX's default float32."""
     namespace = {"__name__": "__main__"}
     with jax.enable_x64(False), contextlib.redirect_stdout(io.StringIO()):

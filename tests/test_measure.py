@@ -42,14 +42,6 @@ def run(capsys):
     return call
 
 
-@pytest.fixture
-def quick_compilation():
-    """Programs run once: what XLA's optimizations cost is not won back."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def rows_of(path):
     with open(path, encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -240,7 +232,7 @@ def test_every_operator_traces_in_its_datatype(op):
             assert jax.tree.all(jax.tree.map(same, inputs[0], results[0]))
 
 
-def test_operators_compute_what_they_are_called(quick_compilation):
+def test_operators_compute_what_they_are_called():
     get = lambda op: (work := OPERATORS[op].build(small_case(op)), [np.asarray(x) for x in work.make(jnp.uint32(3))])
     work, (a, b) = get("gemm")
     assert_allclose(work.run(a, b), a @ b, rtol=1e-5, atol=1e-6)
@@ -259,7 +251,7 @@ def test_operators_compute_what_they_are_called(quick_compilation):
     assert_allclose(work.run(x, scale), np.round(x * scale))
 
 
-def test_inputs_are_spread_and_differ(quick_compilation):
+def test_inputs_are_spread_and_differ():
     x, y = (np.asarray(uniform(jnp.uint32(seed), 1, (50, 40), jnp.float32)) for seed in (0, 1))
     assert -1 <= x.min() < -0.95 and 0.95 < x.max() < 1 and abs(x.mean()) < 0.05 and abs(np.corrcoef(x.ravel(), y.ravel())[0, 1]) < 0.1
     at = np.asarray(indices(jnp.uint32(5), 5000, 37))
@@ -282,7 +274,7 @@ def test_transformer_counts():
     assert 0 < small_parts < 0.5
 
 
-def test_transformer_is_causal_and_learns(quick_compilation):
+def test_transformer_is_causal_and_learns():
     parameters = initial_parameters(SIZES, jnp.uint32(0))
     tokens = indices(jnp.uint32(1), 24, 32).reshape(3, 8)
     before = jax.jit(logits, static_argnums=2)
@@ -298,7 +290,7 @@ def test_transformer_is_causal_and_learns(quick_compilation):
     assert abs(losses[0] - np.log(32)) < 0.1 and losses[-1] < losses[0] - 0.2
 
 
-def test_adam_is_optax_adam(quick_compilation):
+def test_adam_is_optax_adam():
     weights, gradient = jnp.array([1.0, -2.0, 3.0], jnp.float32), jnp.array([0.5, 0.1, -2.0], jnp.float32)
     state, other = (weights, jnp.zeros(3, jnp.float32), jnp.zeros(3, jnp.float32), jnp.zeros((), jnp.float32)), optax.adam(1e-3)
     expected, memory = weights, other.init(weights)

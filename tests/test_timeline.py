@@ -40,14 +40,6 @@ def changed(tree, **leaves):
     return eqx.tree_at(lambda t: [getattr(t, name) for name in leaves], tree, [jnp.asarray(value, float) for value in leaves.values()])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """What XLA's optimizations cost is not won back here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def chain(*tasks):
     """Tasks from (name, rank, stream, names it waits for)."""
     return task_graph([Task(name, "compute", rank, stream, tuple(after)) for name, rank, stream, after in tasks])

@@ -27,14 +27,6 @@ SMALL = OverlapSpace(channels=(1, 2, 4, 8, 16, 61), chunk_bytes=(2**18, 2**20, 2
 FEW = dict(space=SMALL, starts=6, steps=25)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Each function runs few times: what XLA's optimizations cost is not won back."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def region_of(times=1):
     pair = [Collective(op, 157.3e6, 16, FABRICS["a40_ib"]) for op in ("all_gather", "reduce_scatter")]
     return overlap_region(ffn_kernels(4096, 2560, 10240) * 2, (pair * times)[: max(2 * times, 1)], OVERLAP_CHIPS["a40"])
