@@ -454,7 +454,8 @@ def test_feature_values():
     [
         ("bf16", "bf16"), ("", "bf16"), ("BF16-mixed", "bf16"), ("fp16", "fp16"), ("AMP", "fp16"), ("mixed", "fp16"), ("amp_bf16", "bf16"), ("fp32", "fp32"),
         ("float32", "fp32"), ("tf32", "tf32"), ("fp8", "fp8"), ("FP8-CS", "fp8"), ("fp8-ds", "fp8"), ("fp8-mx", "mxfp8"), ("mxfp8", "mxfp8"),
-        ("nvfp4", "nvfp4"), ("fp4", "nvfp4"), ("int8(AQT)", "int8"), ("bf16 with fp8 experts", "fp8"), ("who knows", "bf16"),
+        ("nvfp4", "nvfp4"), ("fp4", "nvfp4"), ("int8(AQT)", "int8"), ("bf16 with fp8 experts", "fp8"), ("bfloat16", "bf16"),
+        ("half", "fp16"), ("16-mixed", "fp16"), ("float8_e4m3fn", "fp8"), ("amp_fp16", "fp16"),
     ],
 )  # fmt: skip
 def test_precision_names(printed, used):
@@ -480,6 +481,7 @@ def test_marker_replaces_the_printed_precision():
         (dict(num_devices=0.0), "no device count"),
         (dict(global_batch=None), "no global batch"),
         (dict(step_time_s=None), "no step time"),
+        (dict(precision="bf17"), "precision 'bf17' is not known; it should be one of fp32, tf32, fp16, bf16"),
         (dict(family="cnn"), "family cnn is not modelled"),
         (dict(family="Diffusion-Transformer"), "family diffusion-transformer is not modelled"),
         (dict(notes="STEP TIME NOT SEPARABLE: includes evaluation"), "step time not separable"),

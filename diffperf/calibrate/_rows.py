@@ -28,8 +28,9 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ..hardware import System, generation, load_system, resolve_name
+from ..hardware import DATATYPES, System, generation, load_system, resolve_name
 from ..io import Run
+from ..io._kernel_names import canonical_datatype
 from ..parallel import Plan
 from ..parallel._plan import OPTIMIZER_BYTES, plan_numbers
 from ..workload import Transformer, load_model, num_parameters, pad_kinds, resolve_model_name, transformer, with_seq_len
@@ -191,21 +192,28 @@ def system_of(run: Run) -> tuple[System, str]:
 
 _PRECISIONS = {
     "fp8-cs": "fp8", "fp8-ds": "fp8", "fp8-sc": "fp8", "fp8-hybrid": "fp8", "fp8-mx": "mxfp8", "fp4": "nvfp4", "mxfp4": "nvfp4", "amp": "fp16",
-    "mixed": "fp16", "int8(aqt)": "int8", "amp_bf16": "bf16", "amp_fp16": "fp16", "": "bf16", "bf16-mixed": "bf16", "float32": "fp32",
+    "mixed": "fp16", "16-mixed": "fp16", "": "bf16",
 }  # fmt: skip
 
 
 def precision_of(run: Run) -> str:
-    """Datatype of the layers' matmul operands; the row's `TREAT AS` marker wins over the printed value. Unknown words count as bf16."""
+    """Datatype of the layers' matmul operands; the row's `TREAT AS` marker wins over the printed value.
+
+    Raises:
+      SkipRun: for words that name no datatype.
+    """
     text = run.treat_as.get("precision", run.precision).strip().lower()
     if not text and run.source.startswith("mlcommons"):
         text = "fp8"  # submissions whose log is silent run as fast as those that print FP8
     if "float8 rowwise" in run.notes and (run.tp or 1) > 1:
         text = "bf16"  # torchtitan's rowwise scaling gains nothing over bf16 with tensor parallelism
-    text = _PRECISIONS.get(text, text)
-    if text not in ("fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "int8"):
-        text = next((name for name in ("mxfp8", "nvfp4", "fp8", "bf16", "fp16", "int8", "tf32", "fp32") if name in text), "bf16")
-    return text
+    text = canonical_datatype(_PRECISIONS.get(text, text))[0]
+    if text in DATATYPES:
+        return text
+    named = next((name for name in ("mxfp8", "nvfp4", "fp8", "bf16", "fp16", "int8", "tf32", "fp32") if name in text), None)
+    if named is None:
+        raise SkipRun(f"precision {text!r} is not known; it should be one of {', '.join(DATATYPES)}, or empty")
+    return named
 
 
 def _shard(run: Run, adapter: bool, tpu: bool) -> tuple[int, float, bool]:
