@@ -65,7 +65,16 @@ def test_rows_are_placed_or_counted_with_a_reason():
     said = " ".join(skipped)
     for word in ("v100_sxm2_16 has no unit for fp8", "datasheet peak", "no model of this operator", "noisy_median"):
         assert word in said
+    (of_datatype,) = (reason for reason in skipped if "bf17" in reason)
+    assert of_datatype.startswith("datatype of matmuls 'bf17' has no model, as in records:7; it should be one of fp32, tf32") and skipped[of_datatype] == 2
     assert skipped["faster than arithmetic at the chip's datasheet peak"] == 4
+
+
+def test_a_datatype_without_a_model_is_named_with_its_row_and_what_is_accepted(tmp_path, capsys):
+    file = write_csv(tmp_path / "kernels.csv", products(3) + products(2, datatype="bf17"))
+    code, _, err = run(capsys, "validate", file, "--no-correction")
+    said = " ".join(err.split())
+    assert code == 0 and "2 rows left out: datatype of matmuls 'bf17'" in said and "kernels.csv:5; it should be one of fp32, tf32, fp16, bf16" in said
 
 
 def test_rows_know_their_place_in_the_table_although_noisy_ones_are_gone():

@@ -119,7 +119,7 @@ def test_rows_tell_kernels_and_caches_apart():
     assert list(decode.library) == ["trtllm/default", "trtllm/default/fp8_cache", "trtllm/default/fp8_cache"]
     assert list(decode.datatype) == ["bf16", "fp8", "bf16"]  # an A100 does not multiply fp8
     assert [list(x) for x in (decode.shape.keys, decode.shape.kv_bytes)] == [[1024] * 3, [2, 1, 1]]
-    assert decode.left_out == {"datatype of the cache has no model": 1}
+    assert decode.left_out == {"datatype of a latent cache 'int4' has no model, as in records:4; it should be one of fp16, bf16, fp8": 1}
     assert list(before.shape.head_dim) == [192, 576]
     assert list(before.shape.kv_heads) == [32, 1]
     bmm = {"gpu": "h100_sxm", "framework": "vllm 0.24", "kernel_source": "vllm_torch_bmm", "bmm_dtype": "bfloat16", "num_tokens": 8, "num_heads": 16}

@@ -1,12 +1,13 @@
 """Measured rows of one family of kernels, in the form that is fitted."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...cost.kernel._family import Family as Family
+from ...io import KernelTable
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,29 @@ class FamilyRows:
         pick = lambda x: x[which]
         shape = type(self.shape)(*(np.broadcast_to(x, len(self))[which] for x in self.shape))
         return FamilyRows(self.family, shape, pick(self.datatype), pick(self.library), pick(self.group), pick(self.time), pick(self.row), self.left_out)
+
+
+def split_rows(reasons: Mapping[str, np.ndarray], start: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
+    """Which rows of `start` stay, and how many go for each reason, the first one counting."""
+    keep, left_out = start.copy(), {}
+    for reason, out in reasons.items():
+        if count := int((keep & out).sum()):
+            left_out[reason] = count
+        keep &= ~out
+    return keep, left_out
+
+
+def unknown_words(table: KernelTable, words: np.ndarray, accepted: Iterable[str], what: str) -> dict[str, np.ndarray]:
+    """Masks of the rows whose word is not accepted, by a reason that names the word, its first row and what is accepted.
+
+    Args:
+      words: one per row.
+      what: they are of, such as "datatype of matmuls".
+    """
+    known = tuple(accepted)
+    unknown = dict.fromkeys(word for word in words if word not in known)
+    masks = {word: words == word for word in unknown}
+    where = table.source_row
+    return {
+        f"{what} {word!r} has no model, as in {where[int(np.argmax(mask))]}; it should be one of {', '.join(known)}": mask for word, mask in masks.items()
+    }

@@ -14,7 +14,7 @@ from ...cost.kernel._attention import AttentionShape
 from ...cost.kernel._decode import DecodeShape, decode_path
 from ...cost.kernel._families import ATTENTION_BACKWARD, ATTENTION_DECODE, ATTENTION_PREFILL, ENCODER_ATTENTION
 from ...io import KernelTable
-from ._families import Family, FamilyRows
+from ._families import Family, FamilyRows, split_rows, unknown_words
 
 FAMILIES = {family.name: family for family in (ATTENTION_PREFILL, ATTENTION_BACKWARD, ENCODER_ATTENTION, ATTENTION_DECODE)}
 """Families by operator, whose names are those of kernel tables."""
@@ -33,19 +33,15 @@ def _rows(table: KernelTable, here: np.ndarray, family: Family) -> FamilyRows:
     part = table.take(here)
     queries, heads, kv_heads, width = (part[name] for name in ("q_len", "n_q_heads", "n_kv_heads", "head_dim"))
     cache = np.where(part["kv_cache_datatype"] == "", part.datatype, part["kv_cache_datatype"])
-    known = np.array([q in BYTES and kv in BYTES for q, kv in zip(part.datatype, cache)])
     flag = np.array([f.split(" ")[0] for f in part.flag])
     reasons = {
-        "datatype has no attention model": ~known,
+        **unknown_words(part, part.datatype, BYTES, "datatype of attention"),
+        **unknown_words(part, cache, BYTES, "datatype of an attention cache"),
         "faster than the datasheet peak": flag == "above_peak_flops",
         "read faster than device memory delivers, though far larger than the cache: not all that was counted was read": flag == "above_hbm_bw",
         "one query: a decode kernel, or a single tile, behind the prefill call": (family is ATTENTION_PREFILL) & (queries == 1),
     }
-    keep, left_out = np.ones(len(part), bool), {}
-    for reason, out in reasons.items():
-        if count := int((keep & out).sum()):
-            left_out[reason] = count
-        keep &= ~out
+    keep, left_out = split_rows(reasons, np.ones(len(part), bool))
     shape = _decode_shape(part, cache) if family is ATTENTION_DECODE else _shape(part, cache, family)
     source = np.array([ALIASES.get(s, s) for s in part.kernel_source], object)
     widens = np.array([any(word in s for word in WIDENING) for s in source], bool)

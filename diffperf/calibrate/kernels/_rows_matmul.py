@@ -11,7 +11,7 @@ import numpy as np
 from ...cost.kernel._families import MATMUL, MATMUL_FP32, MATMUL_QUANTISED
 from ...cost.kernel._matmul import MatmulShape
 from ...io import KernelTable
-from ._families import FamilyRows
+from ._families import FamilyRows, split_rows, unknown_words
 
 OPERATORS = ("matmul", "batched_matmul")
 # Datatype of a row: what is multiplied (which peak counts), bytes per element of A and B, bytes of C where the table does not say.
@@ -39,7 +39,6 @@ def rows(table: KernelTable) -> list[FamilyRows]:
     if not len(here):
         return []
     part = table.take(here)
-    known = np.array([d in DATATYPES for d in part.datatype])
     of = [DATATYPES.get(d, ("", 0.0, 0.0, 0.0)) for d in part.datatype]
     quantising = np.isin(part.library, QUANTISING) & ~np.isin(part.datatype, ("int8_weight_only", "int4_weight_only"))
     name = np.array([
@@ -53,17 +52,13 @@ def rows(table: KernelTable) -> list[FamilyRows]:
     )  # fmt: skip
     library = np.array([_library(*row) for row in zip(part.library, part.datatype, part.op)], object)
     group = np.array([f"{n:.0f}x{k:.0f}" for n, k in zip(part["n"], part["k"])], object)
-    reasons = {"datatype has no matrix unit model": ~known, **{reason: test(part) for reason, test in LEFT_OUT.items()}}
+    reasons = {**unknown_words(part, part.datatype, DATATYPES, "datatype of matmuls"), **{reason: test(part) for reason, test in LEFT_OUT.items()}}
     result = []
     for family in (MATMUL, MATMUL_QUANTISED, MATMUL_FP32):
         mine = name == family.name
         if not mine.any():
             continue
-        keep, left_out = mine.copy(), {}
-        for reason, out in reasons.items():
-            if count := int((keep & out).sum()):
-                left_out[reason] = count
-            keep &= ~out
+        keep, left_out = split_rows(reasons, mine)
         at = np.flatnonzero(keep)
         datatype = np.array([of[i][0] for i in at], object)
         picked = MatmulShape(*(np.asarray(x)[at] for x in shape))

@@ -9,7 +9,7 @@ from ...cost.kernel._mla import MlaDecodeShape, mla_bmm_shape, mla_prefill_shape
 from ...hardware import DATATYPES as UNITS
 from ...hardware import UnknownNameError, load_system, resolve_name
 from ...io import KernelTable
-from ._families import FamilyRows
+from ._families import FamilyRows, split_rows, unknown_words
 
 DATATYPES = {"fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 ABSORBED = ("flash_attention", "triton")  # kernels whose prefill attends to the latent; the others expand keys and values per head
@@ -27,8 +27,7 @@ def _attention(table: KernelTable, op: str) -> FamilyRows | None:
     part = table.take(here)
     cache = np.where(part["kv_cache_datatype"] == "", part.datatype, part["kv_cache_datatype"])
     cache = np.array([{"bfloat16": "bf16", "float16": "fp16"}.get(c, c) for c in cache], object)
-    known = np.isin(cache, tuple(DATATYPES))
-    left_out = {"datatype of the cache has no model": int((~known).sum())} if not known.all() else {}
+    known, left_out = split_rows(unknown_words(part, cache, DATATYPES, "datatype of a latent cache"), np.ones(len(part), bool))
     here, part, cache = here[known], part.take(known), cache[known]
     nbytes, batch, keys, heads = np.array([DATATYPES[c] for c in cache]), part["batch_size"], part["kv_len"], part["num_heads"]
     if op == "mla_prefill":
@@ -60,8 +59,7 @@ def _bmm(table: KernelTable) -> FamilyRows | None:
     if not len(here):
         return None
     part = table.take(here)
-    known = np.isin(part.datatype, tuple(DATATYPES))
-    left_out = {"datatype has no model": int((~known).sum())} if not known.all() else {}
+    known, left_out = split_rows(unknown_words(part, part.datatype, DATATYPES, "datatype of latent products"), np.ones(len(part), bool))
     here, part = here[known], part.take(known)
     after = np.array([1.0 if name == "mla_gen_post" else 0.0 if name == "mla_gen_pre" else 0.5 for name in part["op_name"]])
     nbytes = np.array([DATATYPES[d] for d in part.datatype])

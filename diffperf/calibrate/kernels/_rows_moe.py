@@ -16,7 +16,7 @@ from ...cost.kernel._expert_load import TIED, expert_load
 from ...cost.kernel._families import GROUPED_MATMUL, MOE_FFN
 from ...cost.kernel._moe import GroupedMatmulShape, MoeShape
 from ...io import KernelTable
-from ._families import FamilyRows
+from ._families import FamilyRows, split_rows, unknown_words
 
 # Datatype of a row: what is multiplied (which peak counts), bytes per weight with its scales, bytes per activation as it is multiplied.
 DATATYPES: dict[str, tuple[str, float, float]] = {
@@ -44,8 +44,8 @@ def _moe(table: KernelTable) -> FamilyRows | None:
         return None
     part = table.take(here)
     skew = np.array([_skew(text) for text in part["distribution"]])
-    unknown = ~np.isin(part.datatype, tuple(DATATYPES))
-    keep, left_out = _split({"datatype has no model": unknown, "distribution is neither balanced nor power_law_": np.isnan(skew)})
+    unknown = unknown_words(part, part.datatype, DATATYPES, "datatype of mixtures of experts")
+    keep, left_out = split_rows({**unknown, "distribution is neither balanced nor power_law_": np.isnan(skew)}, np.ones(len(part), bool))
     here, part, skew = here[keep], part.take(keep), skew[keep]
     kernel = np.array([_kernel(*row) for row in zip(part.library, part.kernel_source)], object)
     experts, top_k, ranks = part["num_experts"], part["topk"], part["moe_ep_size"]
@@ -73,7 +73,7 @@ def _grouped(table: KernelTable) -> FamilyRows | None:
     if not len(here):
         return None
     part = table.take(here)
-    keep, left_out = _split({"datatype has no model": ~np.isin(part.datatype, PLAIN)})
+    keep, left_out = split_rows(unknown_words(part, part.datatype, PLAIN, "datatype of grouped matmuls"), np.ones(len(part), bool))
     here, part = here[keep], part.take(keep)
     m, n, k = part["m"], part["n"], part["k"]
     backward = np.array([next((stage for stage in ("bwd_grad_act", "bwd_grad_w") if stage in text), "") for text in part["config"]], object)
@@ -84,16 +84,6 @@ def _grouped(table: KernelTable) -> FamilyRows | None:
     )  # fmt: skip
     group = np.array([f"{b:.0f}x{x:.0f}x{y:.0f}" for b, x, y in zip(part["batch"], n, k)], object)
     return FamilyRows(GROUPED_MATMUL, shape, part.datatype, part.library, group, part.time_s, here, left_out)
-
-
-def _split(reasons: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, int]]:
-    """Which rows stay, and how many go for each reason, the first one counting."""
-    keep, left_out = np.ones(len(next(iter(reasons.values()))), bool), {}
-    for reason, out in reasons.items():
-        if count := int((keep & out).sum()):
-            left_out[reason] = count
-        keep &= ~out
-    return keep, left_out
 
 
 def _skew(distribution: str) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from ...cost.kernel._families import STREAMING
 from ...cost.kernel._streaming import BLOCK, StreamingShape
 from ...io import KernelTable
-from ._families import FamilyRows
+from ._families import FamilyRows, split_rows, unknown_words
 
 OPERATORS = ("elementwise", "layernorm", "rmsnorm", "softmax", "reduction", "cross_entropy", "adam", "quantize_computescale", "quantize_scale_matrix")
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
@@ -44,15 +44,11 @@ def rows(table: KernelTable) -> list[FamilyRows]:
     shape = StreamingShape(m * n / columns, columns, element * tensors[:, 0], written, np.zeros(len(part)))
     difference = np.array(["_minus_" in source for source in part.kernel_source])
     reasons = {
-        "datatype whose elements have no fixed size": np.isnan(element),
+        **unknown_words(part, np.where(quantise, "bf16", part.datatype), ELEMENT_BYTES, "datatype of kernels that move data"),
         "scales that this library computes inside another kernel: a difference of two timings near zero": scale & (part.library == "sglang"),
         "a difference of two kernels' timings, which is no kernel's time (it falls where rows are added)": difference,
     }
-    keep, left_out = np.ones(len(part), bool), {}
-    for reason, out in reasons.items():
-        if count := int((keep & out).sum()):
-            left_out[reason] = count
-        keep &= ~out
+    keep, left_out = split_rows(reasons, np.ones(len(part), bool))
     at = np.flatnonzero(keep)
     library = np.array([f"{lib}/{kind}" for lib, kind in zip(part.library[at], word[at])], object)
     group = np.array([f"{a:.0f}x{b:.0f}" for a, b in zip(m[at], n[at])], object)
