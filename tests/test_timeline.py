@@ -1,4 +1,4 @@
-"""Task graphs, their longest path, pipeline schedules as tasks, the timeline of a step, and its trace."""
+"""The timeline of a step: its work, overlaps by hand, the closed form, memory, and its trace."""
 
 import gzip
 import itertools
@@ -11,26 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from diffperf.estimate.timeline import Task, TaskGraphError, Timeline, critical_path, finish_times, makespan, pipeline_timeline, step_timeline, task_graph
-from diffperf.estimate.timeline._longest_path import host_schedule
+from diffperf.estimate.timeline import critical_path, makespan, step_timeline
 from diffperf.estimate.timeline._step import step_numbers
 from diffperf.estimate.timeline._trace import chrome_trace
 from diffperf.hardware import load_system
 from diffperf.io import ChromeTrace, TraceCounter, TraceSlice, write_chrome_trace
 from diffperf.parallel import PlanError, make_plan
 from diffperf.parallel._memory import stage_memory
-from diffperf.parallel._order import ORDERS, pipeline_order, splits_backward
-from diffperf.parallel._schedule import bubble_slots
 from diffperf.workload import transformer
 
 DENSE = transformer(hidden=2048, layers=8, num_heads=16, num_kv_heads=8, ffn_hidden=8192, vocab=32000, seq_len=4096)
 ROUTED = {"count": 8, "num_experts": 8, "experts_per_token": 2, "expert_hidden": 4096}
 EXPERTS = transformer(hidden=2048, layers=[ROUTED], num_heads=16, vocab=32000, seq_len=4096)
 SYSTEM = load_system("h100_sxm", num_devices=64, fitted=False)
+
+
 def step_times(*args):
     return step_numbers(*args)[0]
 
@@ -38,295 +35,6 @@ def step_times(*args):
 def changed(tree, **leaves):
     """The pytree with other numbers."""
     return eqx.tree_at(lambda t: [getattr(t, name) for name in leaves], tree, [jnp.asarray(value, float) for value in leaves.values()])
-
-
-def chain(*tasks):
-    """Tasks from (name, rank, stream, names it waits for)."""
-    return task_graph([Task(name, "compute", rank, stream, tuple(after)) for name, rank, stream, after in tasks])
-
-
-DIAMOND = chain(("a", 0, "s", ""), ("b", 0, "s", ""), ("c", 1, "s", "a"), ("d", 0, "s", "c"))  # a then b then d on one stream, c beside b
-
-
-# longest path
-
-
-def test_a_diamond_by_hand():
-    durations = jnp.array([1.0, 2.0, 5.0, 1.0])
-    assert_allclose(finish_times(DIAMOND, durations), [1, 3, 6, 7])
-    assert_allclose(Timeline(DIAMOND, durations).start, [0, 1, 1, 6])
-    assert_allclose(jax.grad(lambda d: makespan(DIAMOND, d))(durations), [1, 0, 1, 1])
-    assert_allclose(jax.grad(lambda d: makespan(DIAMOND, d))(jnp.array([1.0, 7.0, 5.0, 1.0])), [1, 1, 0, 1])
-
-
-def test_a_stream_runs_one_task_at_a_time_in_the_order_given():
-    graph = chain(("a", 0, "s", ""), ("b", 0, "s", ""), ("c", 0, "other", ""), ("d", 1, "s", ""))
-    assert_allclose(finish_times(graph, jnp.array([1.0, 2.0, 4.0, 8.0])), [1, 3, 4, 8])
-
-
-def test_ties_give_one_path():
-    """b and c end together: d waits for the one of its own stream; e and f end last together: the first counts."""
-    assert_allclose(jax.grad(lambda d: makespan(DIAMOND, d))(jnp.array([1.0, 5.0, 5.0, 1.0])), [1, 1, 0, 1])
-    graph = chain(("e", 0, "s", ""), ("f", 1, "s", ""))
-    assert_allclose(jax.grad(lambda d: makespan(graph, d))(jnp.ones(2)), [1, 0])
-
-
-def test_nothing_takes_time():
-    for temperature in (0.0, jnp.array(0.0), jnp.array(0.1)):
-        value, slope = jax.value_and_grad(lambda d, t=temperature: makespan(DIAMOND, d, t))(jnp.zeros(4))
-        assert value == 0 and np.all(np.isfinite(slope))
-
-
-def test_a_wide_join():
-    n = 37
-    graph = task_graph([*(Task(f"t{i}", "compute", i, "s") for i in range(n)), Task("end", "compute", n, "s", tuple(f"t{i}" for i in range(n)))])
-    durations = jnp.append(jnp.array(np.random.default_rng(0).permutation(n) + 1.0), 3.0)
-    assert makespan(graph, durations) == n + 3
-    slope = jax.grad(lambda d: makespan(graph, d))(durations)
-    assert np.flatnonzero(slope).tolist() == [int(np.argmax(durations[:n])), n]
-
-
-@st.composite
-def graphs(draw):
-    """Tasks on a few streams that wait for any earlier ones, shuffled so that the list is not in topological order across streams."""
-    n = draw(st.sampled_from((1, 7, 20)))  # few sizes, few compilations
-    streams = draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
-    after = [draw(st.lists(st.integers(0, i - 1), max_size=7, unique=True)) if i else [] for i in range(n)]
-    durations = draw(st.lists(st.floats(1e-6, 1e3), min_size=n, max_size=n))
-    order = sorted(range(n), key=lambda i: (streams[i], i)) if draw(st.booleans()) else list(range(n))
-    return [(i, streams[i], after[i], durations[i]) for i in order]
-
-
-@settings(deadline=None, max_examples=25)
-@given(graphs())
-def test_against_a_recursion(tasks):
-    graph = task_graph([Task(f"t{i}", "k", s, "s", tuple(f"t{j}" for j in after)) for i, s, after, _ in tasks])
-    durations = jnp.array([d for *_, d in tasks])
-    ends = {}
-    for i, s, after, d in sorted(tasks):  # by number: what a task waits for has a smaller one
-        front = max((j for j, other, *_ in tasks if other == s and j < i), default=None)
-        ends[i] = d + max([ends[j] for j in after] + ([] if front is None else [ends[front]]), default=0.0)
-    assert_allclose(finish_times(graph, durations), [ends[i] for i, *_ in tasks], rtol=1e-12)
-    value, slope = jax.value_and_grad(lambda d: makespan(graph, d))(durations)
-    assert value == pytest.approx(max(ends.values()))
-    assert set(np.unique(slope)) <= {0.0, 1.0} and slope @ durations == pytest.approx(value)
-    host = host_schedule(graph, durations)
-    assert np.flatnonzero(slope).tolist() == sorted(host.critical.tolist())
-    assert_allclose(host.finish, finish_times(graph, durations), rtol=1e-12)
-    assert_allclose(host.start[host.critical[1:]], host.finish[host.critical[:-1]])
-
-
-RANDOM = task_graph([Task(f"t{i}", "k", i % 3, "s", tuple(f"t{j}" for j in {i // 2, i // 3} if j < i)) for i in range(30)])
-
-
-def test_transforms_agree():
-    durations = jnp.array(np.random.default_rng(1).random((4, 30)))
-    slope = jax.grad(lambda d: makespan(RANDOM, d))
-    assert_allclose(jax.vmap(lambda d: makespan(RANDOM, d))(durations), [makespan(RANDOM, d) for d in durations])
-    assert_allclose(jax.jit(jax.vmap(slope))(durations), [slope(d) for d in durations])
-    value, change = jax.jvp(lambda d: makespan(RANDOM, d), (durations[0],), (durations[1],))
-    assert change == pytest.approx(slope(durations[0]) @ durations[1])
-    jacobian = jax.jacrev(lambda d: finish_times(RANDOM, d))(durations[0])
-    assert_allclose(jacobian, jax.jacfwd(lambda d: finish_times(RANDOM, d))(durations[0]))
-    assert_allclose(jacobian @ durations[0], finish_times(RANDOM, durations[0]))  # all times are sums of durations
-    assert not np.any(jax.hessian(lambda d: makespan(RANDOM, d))(durations[0]))
-
-
-def test_float32():
-    with jax.enable_x64(False):
-        durations = jnp.array(np.random.default_rng(1).random(30), jnp.float32)
-        value, slope = jax.value_and_grad(lambda d: makespan(RANDOM, d))(durations)
-        assert value.dtype == slope.dtype == jnp.float32
-        assert value == pytest.approx(host_schedule(RANDOM, durations).finish.max(), rel=1e-6)
-
-
-def number_of_paths(graph):
-    into = defaultdict(list)
-    for j, i in graph.edges.array:
-        into[i].append(j)
-    count = lambda i: sum(map(count, into[i])) if into[i] else 1
-    return sum(count(i) for i in np.asarray(graph.sinks))
-
-
-def test_relaxed_makespan_is_bounded_and_has_its_own_gradient():
-    durations = jnp.array(np.random.default_rng(2).random(30))
-    exact, tau = makespan(RANDOM, durations), jnp.mean(durations)
-    relaxed = jax.jit(lambda d, t: makespan(RANDOM, d, t))
-    assert relaxed(durations, 0.0) == exact
-    paths = number_of_paths(RANDOM)
-    before = exact
-    for temperature in (1e-3, 0.03, 0.3, 3.0):
-        value = relaxed(durations, temperature)
-        assert before <= value <= exact + temperature * tau * math.log(paths) * (1 + 1e-9)
-        assert relaxed(1e3 * durations, temperature) == pytest.approx(1e3 * value)  # in milliseconds
-        before = value
-    assert relaxed(jnp.zeros(30) + 1e-9, 1e9) == pytest.approx(math.log(paths), rel=1e-6)  # all paths count alike
-    slope, step = jax.grad(relaxed)(durations, 0.2), 1e-6
-    numeric = [(relaxed(durations + step * e, 0.2) - relaxed(durations - step * e, 0.2)) / (2 * step) for e in jnp.eye(30)]
-    assert_allclose(slope, numeric, atol=1e-7)
-    assert_allclose(jax.grad(relaxed)(durations, 1e-4), jax.grad(lambda d: makespan(RANDOM, d))(durations), atol=1e-3)
-
-
-# what cannot run
-
-
-def test_a_cycle_is_named():
-    with pytest.raises(TaskGraphError, match="cycle.*'b' waits for 'c', which waits for 'b'"):
-        chain(("a", 0, "s", ""), ("b", 1, "s", "ac"), ("c", 2, "s", "b"), ("d", 3, "s", "c"))
-    with pytest.raises(TaskGraphError, match="stream runs its tasks in the order given"):
-        chain(("a", 0, "s", "b"), ("b", 0, "s", ""))
-    with pytest.raises(TaskGraphError, match="cycle"):
-        chain(("a", 0, "s", "a"))
-    with pytest.raises(TaskGraphError, match="and 42 more"):
-        task_graph([Task(f"t{i}", "k", i, "s", (f"t{(i + 1) % 50}",)) for i in range(50)])
-
-
-@pytest.mark.parametrize("tasks, parts", [
-    ([], "empty"),
-    ([Task("a", "k", 0, "s"), Task("a", "k", 1, "s")], "'a' is given twice"),
-    ([Task("a", "k", 0, "s", ("b",))], "'a' waits for 'b', which is not a task"),
-])  # fmt: skip
-def test_bad_tasks(tasks, parts):
-    with pytest.raises(TaskGraphError, match=parts):
-        task_graph(tasks)
-
-
-@pytest.mark.parametrize("durations, parts", [
-    ([1, 1, -2.5, 1], "'c' takes -2.5 s"),
-    ([1, math.nan, 1, -1], r"'b' takes nan s.*2 tasks are wrong"),
-    ([1, 1, 1, math.inf], "'d' takes inf s"),
-    ([1, 1, 1], r"shape \(3,\); the graph has 4 tasks"),
-])  # fmt: skip
-def test_bad_durations(durations, parts):
-    with pytest.raises(TaskGraphError, match=parts):
-        Timeline(DIAMOND, jnp.array(durations, float))
-
-
-# schedules
-
-
-def simulate(order, forward, backward, weight):
-    """Ends of the passes of every rank and the makespan, by moving each rank on until its next pass has no input. Independent of the task graph.
-
-    A backward pass that no "W" follows for good is whole; a pair runs as one.
-    """
-    split = any(one.kind == "W" for passes in order for one in passes)
-    time = {"F": forward, "B": backward + (0 if split else weight), "W": weight}
-    last = max(one.position for passes in order for one in passes)
-    ends, clock, place = {}, [0.0] * len(order), [0] * len(order)
-    left = sum(map(len, order))
-    while left:
-        moved = False
-        for rank, passes in enumerate(order):
-            while place[rank] < len(passes):
-                one = passes[place[rank]]
-                together = passes[place[rank] : place[rank] + 3] if one.paired else (one,)
-                needs = [("F", x.batch, x.position - 1) for x in together if x.kind == "F" and x.position]
-                needs += [("B", x.batch, x.position + 1) if x.position < last else ("F", x.batch, x.position) for x in together if x.kind == "B"]
-                if any(need not in ends for need in needs):
-                    break
-                clock[rank] = max([clock[rank], *(ends[need] for need in needs)]) + sum(time[x.kind] for x in together)
-                for x in together:
-                    ends[x.kind, x.batch, x.position] = clock[rank]
-                place[rank] += len(together)
-                left -= len(together)
-                moved = True
-        assert moved, "deadlock"
-    return max(clock)
-
-
-GRID = [("gpipe", 4, 8, 1), ("gpipe", 2, 4, 3), ("1f1b", 1, 4, 1), ("1f1b", 4, 3, 1), ("1f1b", 8, 16, 1), ("1f1b", 4, 8, 2), ("1f1b", 2, 6, 4),
-        ("zb-h1", 2, 5, 1), ("zb-h1", 4, 4, 1), ("zb-h1", 8, 16, 1), ("zb-v", 2, 3, 2), ("zb-v", 4, 12, 2), ("zb-v", 4, 4, 2), ("dualpipe", 2, 6, 1),
-        ("dualpipe", 4, 8, 1), ("dualpipe", 8, 20, 1)]  # fmt: skip
-
-
-@pytest.mark.parametrize("schedule, p, m, v", GRID)
-def test_schedules_run_every_pass_once_and_as_a_simulation_does(schedule, p, m, v):
-    order = pipeline_order(schedule, p, m, v)
-    chunks = 2 if schedule == "dualpipe" else v
-    for rank, passes in enumerate(order):
-        at = {(x.kind, x.batch, x.chunk): i for i, x in enumerate(passes)}
-        kinds = "FBW" if splits_backward(schedule) else "FB"
-        assert len(at) == len(passes) == len(kinds) * m * v
-        keys = {(x.batch, x.chunk) for x in passes}
-        assert all(at["F", *key] < at["B", *key] for key in keys)
-        if "W" in kinds:
-            assert all(at["B", *key] < at["W", *key] for key in keys)
-        if schedule == "dualpipe":
-            assert {x.position for x in passes} == ({rank, p - 1 - rank})
-        assert len({x.chunk for x in passes}) == chunks
-    for forward, backward, weight in ((1.0, 1.0, 1.0), (1.0, 1.7, 0.8)):
-        plan = dict(stages=p, micro_batches=m, virtual_stages=v, forward=forward, backward=backward, weight=weight)
-        timeline = pipeline_timeline(schedule, **plan)
-        assert timeline.makespan == pytest.approx(simulate(order, forward / v, backward / v, weight / v), rel=1e-12)
-
-
-@pytest.mark.parametrize("name, schedule, p, m, v", [
-    ("1f1b", "gpipe", 8, 8, 1), ("1f1b", "1f1b", 8, 24, 1), ("1f1b", "1f1b", 8, 16, 2), ("zero-bubble", "zb-h1", 8, 12, 1), ("zero-bubble", "zb-v", 8, 16, 2),
-    ("dualpipe", "dualpipe", 8, 16, 1),
-])  # fmt: skip
-@pytest.mark.parametrize("w", [1 / 3, 0.22])
-def test_closed_forms_are_the_bubbles_of_the_orders(name, schedule, p, m, v, w):
-    plan = make_plan(global_batch_size=m, pipeline_parallel=p, virtual_stages=v, schedule=name)
-    steps = simulate(pipeline_order(schedule, p, m, v), (1 - w) / 2 / v, (1 - w) / 2 / v, w / v)
-    assert_allclose(bubble_slots(plan, w), steps - m, rtol=1e-9)
-
-
-def test_1f1b_bubble_for_any_ratio():
-    for forward, backward in ((1.0, 3.0), (2.0, 1.0)):
-        assert simulate(pipeline_order("1f1b", 4, 12, 1), forward, backward, 0.0) == pytest.approx((12 + 3) * (forward + backward))
-
-
-def greedy_zero_bubble(p, m, limit):
-    """A rank takes the first that can run of: input gradient, forward pass with at most `limit` micro-batches in memory, weight gradient; all take 1."""
-    done, stored, waiting = {}, [0] * p, [[] for _ in range(p)]
-    next_f, next_b, now = [0] * p, [0] * p, 0
-    while any(next_b[r] < m or waiting[r] for r in range(p)):
-        ready = lambda key, now=now: done.get(key, math.inf) <= now
-        chosen = []
-        for r in range(p):
-            if next_b[r] < m and ready(("B", next_b[r], r + 1) if r < p - 1 else ("F", next_b[r], r)):
-                chosen.append((r, "B"))
-            elif next_f[r] < m and stored[r] < limit and (r == 0 or ready(("F", next_f[r], r - 1))):
-                chosen.append((r, "F"))
-            elif waiting[r]:
-                chosen.append((r, "W"))
-        now += 1
-        for r, kind in chosen:
-            if kind == "W":
-                waiting[r].pop(0)
-                stored[r] -= 1
-                continue
-            count = next_f if kind == "F" else next_b
-            done[kind, count[r], r] = now
-            if kind == "B":
-                waiting[r].append(count[r])
-            else:
-                stored[r] += 1
-            count[r] += 1
-    return now
-
-
-def test_zb_h1_is_as_good_as_a_greedy_schedule_with_its_memory():
-    """Found by rules in place of an order: the same memory (p micro-batches on every rank) allows nothing better."""
-    for p, m in ((2, 6), (4, 8), (6, 12)):
-        assert simulate(pipeline_order("zb-h1", p, m), 1, 1, 1) <= greedy_zero_bubble(p, m, p)
-
-
-@pytest.mark.parametrize("schedule, p, m, v, parts", [
-    ("zigzag", 2, 4, 1, "gpipe"), ("zb-h1", 2, 4, 2, "ZB-V"), ("zb-v", 2, 4, 1, "two chunks"), ("dualpipe", 4, 7, 1, "even"),
-    ("dualpipe", 4, 6, 1, "two micro-batches"), ("dualpipe", 4, 8, 2, "virtual_stages is 2"), ("1f1b", 4, 6, 2, "multiple of the 4"),
-    ("1f1b", 4, 0, 1, "at least 1"),
-])  # fmt: skip
-def test_orders_that_do_not_exist(schedule, p, m, v, parts):
-    with pytest.raises(PlanError, match=parts):
-        pipeline_order(schedule, p, m, v)
-
-
-def test_a_transfer_delays_the_receiver():
-    """GPipe: each of the p - 1 steps up and down waits for one transfer."""
-    words = dict(stages=4, micro_batches=6, forward=1.0, backward=2.0)
-    assert pipeline_timeline("gpipe", **words, send=0.25).makespan == pytest.approx((6 + 3) * 3 + 2 * 3 * 0.25)
 
 
 # a step
@@ -625,7 +333,3 @@ def test_command_line(tmp_path, capsys):
     for path, part in ((tmp_path / "step.txt", ".json.gz"), (tmp_path / "no" / "step.json", "does not exist")):
         code, out, err = run(*job, "--trace", path)
         assert code == 2 and part in err and len(err.strip().splitlines()) == 1
-
-
-def test_every_order_has_a_test():
-    assert {schedule for schedule, *_ in GRID} == set(ORDERS)
