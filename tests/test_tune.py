@@ -28,15 +28,15 @@ def mixture():
     )
 
 
+step = jax.jit(train_step)
 SMALL = PlanSpace(micro_batch_size=(1, 2), recompute=("none", "full"), zero_stage=(1, 3), virtual_stages=(1, 2), context_parallel=(1, 2))
 
 
 @pytest.mark.parametrize("model", [llama_8b(), mixture()], ids=["dense", "experts"])
 def test_the_search_finds_what_brute_force_finds(model, stack):
-    system, n, batch = load_system("h100", num_devices=16), 16, 32
-    step = jax.jit(train_step)
+    system, n, batch = load_system("h100", num_devices=8), 8, 16
     best, feasible, legal = np.inf, 0, 0
-    degrees = itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2), (1, 2), (1, 2, 4, 8, 16, 32), (1, 2))
+    degrees = itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2), (1, 2), (1, 2, 4, 8, 16, 32), (1, 2))
     for t, p, c, v, e, micro in degrees:
         d = n // (t * p * c)
         if t * p * c * d != n or (v > 1 and (batch % (d * micro * p))):
@@ -58,9 +58,9 @@ def test_the_search_finds_what_brute_force_finds(model, stack):
                 feasible += 1
                 best = min(best, float(estimate.step_time))
     found = tune_plan(model, system, stack, num_devices=n, global_batch_size=batch, space=SMALL, refine=False)
-    assert (found.num_legal, found.num_feasible) == (legal, feasible)
+    assert (found.num_legal, found.num_feasible) == (legal, feasible) and feasible > 0
     np.testing.assert_allclose(found.best.objective, best, rtol=1e-5)
-    np.testing.assert_allclose(train_step(model, system, found.best.plan, stack).step_time, best, rtol=1e-5)
+    np.testing.assert_allclose(step(model, system, found.best.plan, stack).step_time, best, rtol=1e-5)
     check_plan(model, system, make_plan(global_batch_size=batch, **found.best.words))  # words make the plan again
     order = [ranked.objective for ranked in found.ranked]
     assert order == sorted(order)
@@ -85,7 +85,6 @@ def test_batched_evaluation_equals_single_calls_and_compiles_once(monkeypatch, s
     estimates = evaluate_plans(model, system, plans, stack)
     tune_plan(model, system, stack, num_devices=32, global_batch_size=64, refine=False)
     tune_plan(llama_8b(4096), load_system("a100", num_devices=64), stack, num_devices=64, global_batch_size=256, refine=False)
-    step = jax.jit(train_step)
     for row in np.random.default_rng(1).choice(count, 5, replace=False):
         one = step(model, system, jax.tree.map(lambda leaf, row=row: leaf[row], plans), stack)
         for name in ("step_time", "peak_memory", "mfu", "energy"):
@@ -118,7 +117,7 @@ def test_refinement_gains_where_memory_is_tight_and_never_loses(stack):
     layers = 32 * float(found.best.plan.recompute_full)
     assert layers == pytest.approx(round(layers), abs=1e-3)
     check_plan(model, system, found.best.plan)
-    np.testing.assert_allclose(train_step(model, system, found.best.plan, stack).step_time, found.best.objective, rtol=1e-6)
+    np.testing.assert_allclose(step(model, system, found.best.plan, stack).step_time, found.best.objective, rtol=1e-6)
 
 
 def test_refinement_leaves_fixed_knobs_alone(stack):
@@ -202,7 +201,7 @@ def test_elasticities_equal_finite_differences(stack):
         assert magnitudes == sorted(magnitudes, reverse=True) and all(magnitudes)
         by_path = {row.path: row for row in found}
         inputs = (model, system, plan, stack)
-        log_time = lambda inputs: float(jnp.log(train_step(*inputs).step_time))
+        log_time = lambda inputs: float(jnp.log(step(*inputs).step_time))
         places = {
             "system.chip.peak_flops_per_s.bf16": (lambda i: i[1].chip.peak_flops_per_s, DATATYPES.index("bf16")),
             "system.chip.memory_bandwidth": (lambda i: i[1].chip.memory_bandwidth, ()),
@@ -229,16 +228,16 @@ def test_explanations_name_their_arguments_when_wrong(stack):
 
 def test_the_bottleneck_is_the_largest_part_or_the_missing_memory(stack):
     model, system = llama_8b(), load_system("h100", num_devices=64)
-    fits = train_step(model, system, make_plan(global_batch_size=64, tensor_parallel=4, data_parallel=16, zero_stage=3), stack)
+    fits = step(model, system, make_plan(global_batch_size=64, tensor_parallel=4, data_parallel=16, zero_stage=3), stack)
     assert bottleneck(fits).startswith("Limited by compute: matmuls take")
-    bubbly = train_step(model, system, make_plan(global_batch_size=4, pipeline_parallel=16, data_parallel=4, zero_stage=3), stack)
+    bubbly = step(model, system, make_plan(global_batch_size=4, pipeline_parallel=16, data_parallel=4, zero_stage=3), stack)
     assert "bubble takes" in bottleneck(bubbly)
-    full = train_step(model, system, make_plan(global_batch_size=64, data_parallel=64, zero_stage=0), stack)
+    full = step(model, system, make_plan(global_batch_size=64, data_parallel=64, zero_stage=0), stack)
     assert "Does not fit" in bottleneck(full) and "optimizer" in bottleneck(full)
 
 
 def test_a_bound_step_is_the_step(stack):
     model, system, plan = llama_8b(), load_system("h100"), make_plan(global_batch_size=8, data_parallel=8, zero_stage=3)
-    bound, plain = bind_step(model, system, stack)(plan), jax.jit(train_step)(model, system, plan, stack)
+    bound, plain = bind_step(model, system, stack)(plan), step(model, system, plan, stack)
     for one, other in zip(jax.tree.leaves(bound), jax.tree.leaves(plain)):
         np.testing.assert_allclose(one, other, rtol=1e-6)
