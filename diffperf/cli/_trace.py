@@ -1,9 +1,11 @@
 """`trace`: where the time of recorded steps went, on one rank or several, beside a prediction if a plan is given; and what can be measured from it."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,24 +55,21 @@ def trace(
     """Read traces of a profiler: busy, idle, overlapped and exposed time, steps, stragglers, achieved rates; compare with a prediction."""
     from ..io.traces import RankTrace, left_out_dict, match_collectives, rank_dict, read_traces, stragglers
     from . import _output
-    from ._fits import check_target
 
     if json_out == "/dev/stdout":
         json_out = "-"
-    if json_out not in (None, "-"):
-        check_target(json_out)
-    if measurements is not None and not Path(measurements).absolute().parent.is_dir():
-        raise ValueError(f"{measurements}: the folder {Path(measurements).absolute().parent} does not exist. Create it first.")
+    _check_targets(None if json_out == "-" else json_out, measurements, files)
     found, left = read_traces(files)
     ranks = [item for item in found if isinstance(item, RankTrace)]
     matched, unmatched = match_collectives(ranks)
     late = stragglers(ranks, matched) if matched is not None else []
     compared = None if job is None else _compare(job, ranks)
-    written, unmeasured = ({}, ()) if measurements is None else _measure(Path(measurements), ranks, matched)
-    left = (*left, *unmatched, *unmeasured)
     clocks = None if matched is None else dict(agree=matched.agree, offset_s=(matched.clock_s - matched.clock_s[0]).tolist(), spread_s=matched.spread_s)
     described = [rank_dict(item) for item in found]
     steps = _steps(ranks)
+    with _writing(measurements):
+        written, unmeasured = ({}, ()) if measurements is None else _measure(Path(measurements), ranks, matched)
+    left = (*left, *unmatched, *unmeasured)
     document = {
         "ranks": described, "steps": steps, "left_out": left_out_dict(left), "stragglers": [dataclasses.asdict(item) for item in late],
         "clocks": clocks, "comparison": compared, "measurements": written,
@@ -81,10 +80,49 @@ def trace(
     if json_out is not None:
         from .._files import write_atomic
 
-        write_atomic(json_out, _output.json_text(document) + "\n")
+        with _writing(json_out):
+            write_atomic(json_out, _output.json_text(document) + "\n")
     _print(document, ranks, top)
+    if measurements is not None and not written:
+        _output.note(f"nothing was written to {measurements}: no kernel that ran alone has recorded shapes, and no collective a recorded size")
     if json_out is not None:
         _output.out().print(f"wrote {json_out}", markup=False)
+
+
+def _check_targets(json_out: str | None, measurements: str | None, files: Sequence[str]) -> None:
+    """Refuses, before any work is done, a file or folder that could not be written, and one of the traces as a place to write to.
+
+    Raises:
+      ValueError: for such a one.
+    """
+    from ._fits import check_target
+
+    check_target(json_out)
+    if json_out is not None:
+        if os.path.realpath(json_out) in map(os.path.realpath, files):
+            raise ValueError(f"--json is {json_out}, which is one of the traces and would be lost. Give another name.")
+        place = json_out if os.path.exists(json_out) and not os.path.isfile(json_out) else Path(json_out).absolute().parent
+        if not os.access(place, os.W_OK):
+            raise ValueError(f"--json is {json_out}, and {place} may not be written. Give another name, or the right to write there.")
+    if measurements is None:
+        return
+    folder = Path(measurements)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--measurements is {measurements}, which is a file; it should be a folder, new or not. Give another name.")
+    parent = folder.absolute().parent
+    if not parent.is_dir():
+        raise ValueError(f"{measurements}: the folder {parent} does not exist. Create it first.")
+    if not os.access(folder if folder.exists() else parent, os.W_OK):
+        raise ValueError(f"--measurements is {measurements}, which may not be written. Give another name, or the right to write there.")
+
+
+@contextlib.contextmanager
+def _writing(target: str | None) -> Iterator[None]:
+    """Names the target when it cannot be written after all, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{target} cannot be written: {error.strerror or error}. Give another name, or make room.") from None
 
 
 def _steps(ranks: Sequence[Any]) -> list[dict[str, Any]]:
@@ -126,11 +164,13 @@ def _compare(job: Job, ranks: Sequence[Any]) -> dict[str, Any]:
 
     if not ranks:
         raise ValueError("an execution graph without times cannot be compared with a prediction. Give a trace of a profiler.")
+    world = max(rank.world_size for rank in ranks)
     if job.devices is None:
-        world = max(rank.world_size for rank in ranks)
         if world < 1:
-            raise ValueError("the trace does not say how many devices the job had. Give --devices.")
+            raise ValueError(f"{ranks[0].file} does not say how many devices the job had. Give --devices.")
         job.devices = world
+    if 0 < world != job.devices:
+        raise ValueError(f"--devices is {job.devices}; {ranks[0].file} is of a job of {world} devices. Use --devices {world}, or the traces of that job.")
     _output.start()
     inputs = _inputs.prepare(job)
     prediction = _inputs.predict(inputs)
@@ -151,6 +191,7 @@ def _compare(job: Job, ranks: Sequence[Any]) -> dict[str, Any]:
         notes.append("the trace marks no steps; its whole span was taken as one")
     return {
         "model": inputs.model_name, "system": inputs.system_name, "num_devices": job.devices, "steps": len(whole),
+        "recorded_on": ", ".join(sorted({rank.accelerator for rank in ranks if rank.accelerator})),
         "measured": {"step_time_s": measured, "compute_s": compute, "exposed_communication_s": exposed, "idle_and_overhead_s": measured - compute - exposed},
         "predicted": {"step_time_s": float(prediction.estimate.step_time), "low_s": prediction.low_s, "high_s": prediction.high_s,
                       "compute_s": predicted["compute"], "exposed_communication_s": predicted["communication"],
@@ -169,7 +210,7 @@ def _print(document: dict[str, Any], ranks: Sequence[Any], top: int) -> None:
             timed = "no times" if item["compute_time_s"] is None else f"compute {time_text(item['compute_time_s'])} in sum on the device, no start times"
             console.print(f"{item['file']}: {item['format']}, {item['nodes']:,} nodes, {item['dependencies']:,} dependencies, {timed}", markup=False)
     if ranks:
-        for table in _trace_tables.tables(document, ranks, top):
+        for table in _trace_tables.tables(document, top, console.width):
             console.print(table)
     clocks = document["clocks"]
     if clocks is not None and not clocks["agree"]:

@@ -52,13 +52,14 @@ def times_of(trace: RankTrace, rows: np.ndarray | None = None) -> Times:
     return _times(e.start_s[mask], e.end_s[mask], e.kind[mask])
 
 
-def _times(start: np.ndarray, end: np.ndarray, kind: np.ndarray) -> Times:
+def _times(start: np.ndarray, end: np.ndarray, kind: np.ndarray, span: float | None = None) -> Times:
+    """`span`: of the time looked at, None for that from the first start to the last end. [s]"""
     if not len(start):
-        return Times(0.0, 0.0, 0.0, 0.0, 0.0, math.nan, 0.0)
+        return Times(span or 0.0, span or 0.0, 0.0, 0.0, 0.0, math.nan, 0.0)
     busy = {k: length(start[kind == k], end[kind == k]) for k in (COMPUTE, COMMUNICATION, MEMORY)}
     first, last = union(start[kind == COMMUNICATION], end[kind == COMMUNICATION])
     hidden = float(np.sum(covered(first, last, start[kind == COMPUTE], end[kind == COMPUTE])))
-    span, total = float(end.max() - start.min()), busy[COMMUNICATION]
+    span, total = float(end.max() - start.min()) if span is None else span, busy[COMMUNICATION]
     return Times(span, max(span - length(start, end), 0.0), busy[COMPUTE], total, max(total - hidden, 0.0), hidden / total if total > 0 else math.nan,
                  busy[MEMORY])  # fmt: skip
 
@@ -177,11 +178,12 @@ class StepTimes:
 
     Attributes:
       name: as the profiler wrote it.
-      start_s, end_s: of its first and last kernel, from the origin of the rank. [s]
-      period_s: from its first kernel to that of the next step; for the last step to its last kernel. [s]
+      start_s: of its first kernel on the busiest stream, so that a copy fetched ahead does not count, from the origin of the rank. [s]
+      end_s: of its last kernel, at most `start_s` of the next step. [s]
+      period_s: from its start to that of the next step; for the last step to its end. [s]
       host_s: as marked on the host. [s]
       kernels: launched in it. [1]
-      times: where its time went.
+      times: where the time from start to end went, kernels of other steps included.
     """
 
     name: str
@@ -198,11 +200,22 @@ def step_times(trace: RankTrace) -> list[StepTimes]:
     e, found = trace.events, []
     at = np.flatnonzero((e.step >= 0) & (e.kind != SYNCHRONISATION))
     at = at[np.argsort(e.step[at], kind="stable")]
+    main = busiest_stream(trace)
     for rows in np.split(at, np.flatnonzero(np.diff(e.step[at])) + 1) if len(at) else ():
-        found.append((trace.steps[e.step[rows[0]]], float(e.start_s[rows].min()), float(e.end_s[rows].max()), rows))
-    following = [start for _, start, _, _ in found[1:]] + [found[-1][2]] if found else []
-    return [StepTimes(step.name, start, end, after - start, step.end_s - step.start_s, len(rows), times_of(trace, rows))
-            for (step, start, end, rows), after in zip(found, following)]  # fmt: skip
+        first = rows[e.stream[rows] == main]
+        found.append((trace.steps[e.step[rows[0]]], float(e.start_s[first if len(first) else rows].min()), float(e.end_s[rows].max()), len(rows)))
+    found.sort(key=lambda step: step[1])
+    work = np.flatnonzero(e.kind != SYNCHRONISATION)
+    latest = np.maximum.accumulate(e.end_s[work])
+    result = []
+    for k, (step, start, last, count) in enumerate(found):
+        after = found[k + 1][1] if k + 1 < len(found) else last
+        end = min(last, after)
+        rows = work[np.searchsorted(latest, start, side="right") : np.searchsorted(e.start_s[work], end)]
+        first, until = np.clip(e.start_s[rows], start, end), np.clip(e.end_s[rows], start, end)
+        times = _times(first, until, e.kind[rows], end - start)
+        result.append(StepTimes(step.name, start, end, after - start, step.end_s - step.start_s, count, times))
+    return result
 
 
 def host_times(trace: RankTrace) -> dict[str, float]:

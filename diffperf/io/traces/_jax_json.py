@@ -33,8 +33,8 @@ class JaxJsonBuilder:
             time, duration, name = real(event.get("ts")), real(event.get("dur", 0.0)), event.get("name")
             if not (abs(time) < LATEST_US and duration < DAY_S * 1e6 and isinstance(name, str)):
                 if self._process.get(process):
-                    self.remarks.add("an event without a name, or a time or duration that can be",
-                                     f"event {number} ({str(name)[:60]!r}): ts is {str(event.get('ts'))[:40]}, dur is {str(event.get('dur'))[:40]}")  # fmt: skip
+                    shown = ", ".join(f"{key} is {str(event.get(key))[:40]}" for key in ("ts", "dur"))
+                    self.remarks.add("an event without a name, or a time or duration that can be", f"event {number} ({str(name)[:60]!r}): {shown}")
                 return
             if lane not in self._lines:
                 self._lines[lane] = Line()

@@ -258,7 +258,7 @@ class KinetoBuilder:
                 for i in np.flatnonzero(before > 1e-9):
                     self.remarks.add("overlapping kernels on one stream, kept", f"{where(at[i + 1])} on stream {stream} starts {before[i] * 1e6:.3g} us early")
         for i in np.flatnonzero(work & (events.stream < 0)):
-            self.remarks.add("a kernel without the number of its stream, kept; whether it overlaps others of its stream is not known", where(i))
+            self.remarks.add("a kernel without a stream number, kept, its overlap with others not checked", where(i))
         early = launched & (events.start_s < events.launch_start_s - 1e-6) & work
         for i in np.flatnonzero(early):
             gap = (events.launch_start_s[i] - events.start_s[i]) * 1e6

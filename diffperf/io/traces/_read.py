@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Sequence
 
 from ._chakra import GraphBuilder, read_chakra
-from ._json import CutError, members, open_bytes
 from ._jax_json import JaxJsonBuilder
+from ._json import CutError, members, open_bytes
 from ._kineto import KinetoBuilder
 from ._tables import ExecutionGraph, LeftOut, RankTrace, TraceError
 from ._wire import Stream
@@ -107,7 +107,8 @@ def _missing(found: Sequence[RankTrace | ExecutionGraph]) -> tuple[LeftOut, ...]
         items.append(LeftOut("several traces of one rank, each shown, the first compared with other ranks", "all files", len(twice),
                              ("rank " + ", ".join(map(str, twice[:8])),)))  # fmt: skip
     if len(worlds) > 1:
-        items.append(LeftOut("files that differ in the number of ranks, hence perhaps of several jobs", "all files", len(worlds), (", ".join(map(str, worlds)),)))
+        items.append(LeftOut("files that differ in the number of ranks, hence perhaps of several jobs", "all files", len(worlds),
+                             (", ".join(map(str, worlds)),)))  # fmt: skip
     return tuple(items)
 
 
