@@ -32,12 +32,18 @@ from diffperf.cost.collective._events import tree_parents
 
 KIB, MIB = 1024, 2**20
 NANO = 1e-9
+times_of = jax.jit(primitive_times)
+sizes_of = jax.jit(chunk_sizes, static_argnums=2)
 FAR = dict(intra_latency=1e-6, inter_latency=5e-6, inter_bandwidth=12e9)
+
+
+def event_time_of(graph, costs, sizes):
+    return jax.jit(lambda *numbers: event_time(graph, *numbers)[0])(costs, sizes)
 
 
 def by_hand(graph, costs, sizes):
     """Longest path over the graph in plain Python, task by task: the independent value."""
-    table = np.asarray(primitive_times(costs, sizes))
+    table = np.asarray(times_of(costs, sizes))
     links = [0.0, float(costs.intra_latency), float(costs.inter_latency)]
     depth, width = graph.primitive.shape
     finish = [0.0] * (depth * width)
@@ -153,7 +159,7 @@ def test_longest_path_is_the_one_found_by_hand(collective, nodes, algorithm):
     sizes = jnp.array([65536.0, 65536.0, 20000.0])
     for table in ("clariden Simple", "clariden LL"):
         costs = measured_costs(table, **FAR)
-        assert_allclose(event_time(graph, costs, sizes)[0], by_hand(graph, costs, sizes), rtol=1e-12)
+        assert_allclose(event_time_of(graph, costs, sizes), by_hand(graph, costs, sizes), rtol=1e-12)
 
 
 @pytest.mark.parametrize("collective, algorithm", [*((c, "ring") for c in EVENT_COLLECTIVES), ("all_reduce", "tree")])
@@ -167,7 +173,7 @@ def test_closed_form_agrees(collective, algorithm):
         for chunks in (1, 4):
             graph = collective_events(collective, ranks, nodes, 1, chunks, algorithm)
             for size in (2 * KIB, 64 * KIB, MIB):
-                sizes = chunk_sizes(size * (chunks - 0.4), size, chunks)
+                sizes = sizes_of(size * (chunks - 0.4), size, chunks)
                 error = abs(float(closed(collective, ranks, costs, sizes, nodes, algorithm)) / by_hand(graph, costs, sizes) - 1)
                 worst[min(nodes, 2)] = max(worst[min(nodes, 2)], error)
     assert worst[1] < (0.02 if collective in ("all_to_all", "send_recv") else 1e-9)
@@ -178,7 +184,7 @@ def test_loops_of_a_ring_do_not_overlap_but_chunks_of_a_chain_do():
     """Loop time times loops; fill and then the slowest stage per chunk."""
     costs = linear_costs(1e-6, 20e9)
     one = 1e-6 + MIB / 20e9
-    ring, chain = (float(event_time(collective_events(c, 4, chunks=5), costs, jnp.full(5, MIB))[0]) for c in ("all_reduce", "broadcast"))
+    ring, chain = (float(event_time_of(collective_events(c, 4, chunks=5), costs, jnp.full(5, MIB))) for c in ("all_reduce", "broadcast"))
     assert_allclose(ring, 5 * 7 * one, rtol=1e-12)
     assert_allclose(chain, (4 + 5 - 1) * one, rtol=1e-12)
 
@@ -186,9 +192,9 @@ def test_loops_of_a_ring_do_not_overlap_but_chunks_of_a_chain_do():
 def test_gradient_is_the_critical_path():
     graph = collective_events("broadcast", 5, chunks=6)
     durations = jnp.asarray(np.random.default_rng(0).uniform(1, 2, graph.primitive.shape))
-    slope = jax.grad(lambda d: longest_path(graph, d, jnp.zeros(3))[0])(durations)
+    length, slope = jax.jit(jax.value_and_grad(lambda d: longest_path(graph, d, jnp.zeros(3))[0]))(durations)
     assert set(np.unique(slope)) == {0.0, 1.0} and slope.sum() == 5 + 6 - 1
-    assert_allclose(jnp.sum(slope * durations), longest_path(graph, durations, jnp.zeros(3))[0])
+    assert_allclose(jnp.sum(slope * durations), length)
 
 
 def test_gradients_in_costs_and_chunk():
@@ -225,7 +231,8 @@ def _all_reduce_time():
 
 def test_relaxed_path_errs_high():
     graph, costs, sizes = collective_events("broadcast", 3, chunks=2), linear_costs(1e-6, 20e9), jnp.full(2, 1e5)
-    exact, warm, cold = (float(event_time(graph, costs, sizes, temperature)[0]) for temperature in (0.0, 0.2, 1e-3))
+    time = jax.jit(lambda temperature: event_time(graph, costs, sizes, temperature)[0])
+    exact, warm, cold = (float(time(temperature)) for temperature in (0.0, 0.2, 1e-3))
     assert exact < warm < 2 * exact
     assert_allclose(cold, exact, rtol=1e-2)
 
@@ -242,12 +249,12 @@ def test_straight_lines_fit_the_tables_at_large_sizes():
 def test_tables_are_read_between_and_beyond_their_knots(table):
     costs = measured_costs(table)
     knots = np.asarray(costs.sizes)
-    got = np.asarray(primitive_times(costs, knots))
+    got = np.asarray(times_of(costs, knots))
     rows = [PRIMITIVES.index(name) for name in ("send", "recvReduceSend", "recv")]
     assert_allclose(got[rows], np.asarray(costs.times)[rows], rtol=1e-12)
-    middle = np.asarray(primitive_times(costs, (knots[1:] + knots[:-1]) / 2))
+    middle = np.asarray(times_of(costs, (knots[1:] + knots[:-1]) / 2))
     assert_allclose(middle[rows], (got[rows, 1:] + got[rows, :-1]) / 2, rtol=1e-12)
-    edges = np.asarray(primitive_times(costs, jnp.array([0.0, 1.0, 2 * knots[-1] - knots[-2]])))
+    edges = np.asarray(times_of(costs, jnp.array([0.0, 1.0, 2 * knots[-1] - knots[-2]])))
     assert_allclose(edges[rows], np.stack([0 * got[rows, 0], got[rows, 0], 2 * got[rows, -1] - got[rows, -2]], axis=1), rtol=1e-12)
 
 

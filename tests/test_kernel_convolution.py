@@ -72,7 +72,7 @@ def test_an_unknown_pass_is_refused():
 def test_a_filter_of_one_element_is_a_matmul():
     shape = ConvolutionShape(8.0, 1024.0, 2048.0, 1.0, 32.0, 32.0, 1.0, 1.0, 1.0)
     plain = MatmulShape(8 * 32 * 32.0, 2048.0, 1024.0, cold=1.0)
-    assert_allclose(TIME(shape, H100, CONSTANTS._replace(gather=1.0), MATMUL), matmul_kernel_time(plain, H100, MATMUL), rtol=1e-9)
+    assert_allclose(TIME(shape, H100, CONSTANTS._replace(gather=1.0), MATMUL), jax.jit(matmul_kernel_time)(plain, H100, MATMUL), rtol=1e-9)
 
 
 def test_a_large_convolution_reaches_the_rate_of_the_matmul():
@@ -120,7 +120,7 @@ def test_gradients_match_finite_differences(which):
 def test_jit_vmap_and_eager_agree():
     batch = jnp.array([1.0, 33.0, 256.0])
     one = lambda b: convolution_kernel_time(LAYER._replace(batch=b), H100, CONSTANTS, MATMUL)
-    assert_allclose(jax.vmap(one)(batch), one(batch), rtol=1e-12)
+    assert_allclose(jax.jit(jax.vmap(one))(batch), one(batch), rtol=1e-12)
     assert_allclose(TIME(LAYER._replace(batch=batch), H100, CONSTANTS, MATMUL), one(batch), rtol=1e-12)
 
 
@@ -147,7 +147,7 @@ def test_a_fit_recovers_what_made_the_data():
     size = pick(14, 28, 56)
     shape = LAYER._replace(batch=pick(8, 32, 128), in_channels=pick(64, 256, 512), out_channels=pick(64, 256, 512), height=size, width=size)
     shape = ConvolutionShape(*(np.broadcast_to(np.asarray(x, float), n) for x in shape))
-    forward = lambda s, d, c: convolution_kernel_time(s, d, c, MATMUL)
+    forward = jax.jit(lambda s, d, c: convolution_kernel_time(s, d, c, MATMUL))
     family = Family("convolution", ConvolutionConstants, CONVOLUTION_PRIORS, forward, convolution_bound, convolution_features, convolution_roofline)
     time = forward(shape, H100, CONSTANTS._replace(gather=0.7))
     assert_allclose(fit_kernels(family, shape, H100, np.log(np.asarray(time)), starts=0).constants().gather, 0.7, rtol=0.02)

@@ -21,6 +21,7 @@ from diffperf.hardware import load_system
 H100 = Device(989e12, 3.35e12, 132.0, 50e6)
 START = constrain(MATMUL.constants, MATMUL.priors, jnp.zeros(MATMUL.size))
 time = jax.jit(matmul_kernel_time)
+time_and_slopes = jax.jit(jax.value_and_grad(matmul_kernel_time))
 
 
 def test_a_large_product_runs_at_the_rate_of_the_best_tile():
@@ -71,14 +72,14 @@ def test_gradients_match_finite_differences(m, n, k):
 def test_values_and_gradients_at_edges_are_finite(sizes):
     shape = MatmulShape(*(jnp.array(float(x)) for x in sizes))
     for temperature in (0.0, 0.1):
-        value, slopes = jax.value_and_grad(partial(matmul_kernel_time, device=H100, constants=START, temperature=temperature))(shape)
+        value, slopes = time_and_slopes(shape, H100, START, temperature)
         assert np.isfinite(float(value)) and all(np.isfinite(x) for x in jax.tree.leaves(slopes))
 
 
 def test_jit_vmap_and_eager_agree():
     sizes = np.random.default_rng(0).integers(1, 8192, (3, 40)).astype(float)
     together = np.asarray(time(MatmulShape(*sizes), H100, START))
-    single = jax.vmap(lambda m, n, k: matmul_kernel_time(MatmulShape(m, n, k), H100, START))(*sizes)
+    single = jax.jit(jax.vmap(lambda m, n, k: matmul_kernel_time(MatmulShape(m, n, k), H100, START)))(*sizes)
     eager = matmul_kernel_time(MatmulShape(*sizes), H100, START)
     np.testing.assert_allclose(together, single, rtol=1e-12)
     np.testing.assert_allclose(together, eager, rtol=1e-12)
