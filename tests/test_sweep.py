@@ -161,6 +161,7 @@ def test_errors_say_what_to_change(axes, options, message):
 
 
 def test_rows_are_split_over_all_devices():
+    """In a process whose CPU is parted into two devices, and which compiles as users do, with all optimizations."""
     program = """
 import json, jax, numpy as np
 import test_sweep as t
@@ -172,6 +173,7 @@ assert batch.block == 8 and len(result.estimate.step_time.sharding.device_set) =
 print(json.dumps(t.sweep(*t.INPUTS, {"plan.micro_batch_size": [1, 2, 4]}, block=7)["step_time_s"].to_pylist()))
 """
     flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+    flags["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
     flags["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), os.getcwd()])
     done = subprocess.run([sys.executable, "-c", program], env=flags, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
