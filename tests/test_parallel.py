@@ -211,7 +211,7 @@ def test_1f1b_agrees_with_a_simulation(p, v, m):
     plan = make_plan(global_batch_size=m, pipeline_parallel=p, virtual_stages=v)
     orders = [megatron_order(p, v, m, rank) for rank in range(p)]
     makespan, peaks = run_pipeline(orders, megatron_dependency(p, v), {"F": 1 / v, "B": 2 / v})
-    assert_allclose(bubble_slots(plan), makespan / 3 - m, rtol=1e-12, atol=1e-12)
+    assert_allclose(bubble_slots(plan, 1 / 3), makespan / 3 - m, rtol=1e-12, atol=1e-12)
     assert_allclose([in_flight(plan, rank) for rank in range(p)], np.array(peaks) / v, rtol=1e-12)
 
 
@@ -219,7 +219,7 @@ def test_bubbles_as_published():
     """DeepSeek-AI 2024 (arXiv:2412.19437, table 2), with F = 1, B = 2, W = 1 (so F&B = 3) on 16 ranks: 1F1B (PP - 1)(F + B) = 45,
     ZB1P (PP - 1)(F + B - 2 W) = 15, DualPipe (PP / 2 - 1)(F&B + B - 3 W) = 14; parameters 1, 1, 2 and activations PP, PP, PP + 1."""
     plans = [make_plan(global_batch_size=64, pipeline_parallel=16, schedule=name) for name in SCHEDULES]
-    assert_allclose([3 * bubble_slots(plan) for plan in plans], [45, 15, 14], rtol=1e-12)
+    assert_allclose([3 * bubble_slots(plan, 1 / 3) for plan in plans], [45, 15, 14], rtol=1e-12)
     assert_allclose([parameter_copies(plan) for plan in plans], [1, 1, 2])
     assert_allclose([in_flight(plan, 0.0) for plan in plans], [16, 16, 17])
     # without a weight gradient F = B = 1, so W = 0 and F&B = 2: 30, 30 and 7 * 3
@@ -232,11 +232,11 @@ def test_bubbles_as_published():
 def test_schedules_at_their_edges():
     for name in SCHEDULES:
         one = make_plan(global_batch_size=4, schedule=name)
-        assert bubble_slots(one) == 0
+        assert bubble_slots(one, 1 / 3) == 0
         few = make_plan(global_batch_size=2, pipeline_parallel=8, schedule=name)
         assert in_flight(few, 0.0) == 2  # never more than there are
         for plan in (one, few):
-            chex.assert_tree_all_finite(jax.grad(lambda q: bubble_slots(q) + in_flight(q, 0.0))(plan))
+            chex.assert_tree_all_finite(jax.grad(lambda q: bubble_slots(q, 1 / 3) + in_flight(q, 0.0))(plan))
 
 
 # memory

@@ -138,7 +138,8 @@ def train_step(model: Transformer, system: System, plan: Plan, stack: Stack) -> 
     cover = plan.overlap_gradient * stack.data_overlap * compute / v * batches
     reduce = exposed_time(gradient_reduce_time(model, system, plan, stack), cover)
     optimizer, host = optimizer_time(model, system, plan, stack)
-    bubble = stack.bubble_factor * bubble_slots(plan) * micro_batch
+    put_off = safe_divide(plan.trainable * per_stage.matmul, (2 + plan.trainable) * micro_batch)  # weight gradients: one of three passes of the matmuls
+    bubble = stack.bubble_factor * bubble_slots(plan, put_off) * micro_batch
     plain = m * micro_batch + bubble + reduce + optimizer + host + stack.step_overhead
     jitter = plain * stack.scale_jitter * jnp.log2(jnp.maximum(devices / JITTER_FREE_DEVICES, 1.0))
     step_time = plain + jitter

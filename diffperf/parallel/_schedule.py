@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 from ._plan import Plan, num_microbatches
 
 
-def bubble_slots(plan: Plan, weight_gradient_share: Float[Array, ""] | float = 1 / 3) -> Float[Array, ""]:
+def bubble_slots(plan: Plan, weight_gradient_share: Float[Array, ""] | float) -> Float[Array, ""]:
     """Idle time of a pipeline rank per step, in forward-plus-backward times of one micro-batch on one rank.
 
     1F1B `(p - 1) / v`. Zero bubble H1 `(p - 1) (1 - 2 w) / v` and DualPipe `(p / 2 - 1) (3 - 5 w) / 2`, where `w` is the share of
-    forward plus backward that is the weight gradient, which may be put off (a third of plain matmul time), and the forward pass takes as
+    forward plus backward that is the weight gradient, which may be put off (a third of matmul time, less of a whole pass), and the forward pass takes as
     long as the input gradient. In the terms of DeepSeek-AI 2024: F = (1 - w) / 2, B = (1 + w) / 2, F&B = F + B = 1, W = w.
     With two virtual stages zero bubble is ZB-V, idle only until its first forward pass arrives, `(p - 1) (1 - w) / 4`; with more there is no
     such schedule, and H1 over `v` stands for it.
