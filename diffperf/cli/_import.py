@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._calibrate import check_target
+from ._fits import check_target
 from ._show import JSON
 
 

@@ -97,7 +97,7 @@ def _words(text: str | None) -> tuple[str, ...] | None:
 
 
 def _check_csv(out: str) -> None:
-    from ._calibrate import check_target
+    from ._fits import check_target
 
     check_target(out, ".csv")
 

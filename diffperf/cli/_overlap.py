@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._calibrate import check_target
+from ._fits import check_target, note_left_out
 from ._show import JSON
 
 _MOST = 12
@@ -21,8 +21,7 @@ def calibrate_overlap(
     """Fit how much collectives slow the kernels beside them: processors per channel, with the error on kernels left out of the fit."""
     from . import _output
 
-    if out is not None:
-        check_target(out, ".json")
+    check_target(out, ".json")
     _output.start()
     from .. import calibrate
     from ..io.traces import read_slowdowns
@@ -72,5 +71,4 @@ def _print(fit: Any) -> None:
     if fit.others["count"]:
         console.print(f"{fit.others['count']} other kernels: ratio {fit.others['median']:.2f} in the median, {fit.others['p90']:.2f} at the 90th percentile",
                       markup=False)  # fmt: skip
-    for reason, count in fit.left_out.items():
-        _output.note(f"{count} rows left out: {reason}")
+    note_left_out(fit.left_out)

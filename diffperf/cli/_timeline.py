@@ -10,7 +10,7 @@ def check_trace(path: Path | None) -> None:
     Raises:
       ValueError: for a name that ends in neither `.json` nor `.json.gz`, and what `check_target` raises.
     """
-    from ._calibrate import check_target
+    from ._fits import check_target
 
     if path is None:
         return
