@@ -6,6 +6,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...hardware import DATATYPES, Chip
+from ._check import check_whole
 
 
 class OverlapChip(NamedTuple):
@@ -83,6 +84,22 @@ TUNING_SD = Contention(0.3, 0.0, 0.3, 0.3, 0.3, 0.0, 0.0, 0.3, 0.3)
 """Those with which robust tuning is judged: six constants, each off by 30%."""
 
 
+_ABOVE_0 = ("cache_multiple", "steepness", "overlap", "channel_rate")
+"""Constants that are divided by; the others may be 0, which switches off what they stand for."""
+
+
+def check_contention(constants: Contention, what: str) -> None:
+    """Raises ValueError, beginning with `what`, unless all constants are finite numbers in their range."""
+    if not isinstance(constants, Contention):
+        raise ValueError(f"{what}: {constants!r} is no Contention; take NOMINAL_CONTENTION, or draw_contention(...) for draws.")
+    for name, value in constants._asdict().items():
+        numbers, positive = np.asarray(value, float), name in _ABOVE_0
+        good = np.isfinite(numbers) & ((numbers > 0) if positive else (numbers >= 0)) & (numbers <= 1 if name == "evenness" else True)
+        if not good.all():
+            accepted = "from 0 to 1" if name == "evenness" else "above 0 and finite" if positive else "at least 0 and finite"
+            raise ValueError(f"{what}: {name} is {float(numbers[~good].ravel()[0]):g}; it should be {accepted}.")
+
+
 def draw_contention(count: int, mean: Contention = NOMINAL_CONTENTION, sd: Contention = CONTENTION_SD, seed: int = 0) -> Contention:
     """Independent log-normal draws, each of shape (count,); a share stays at most 1.
 
@@ -92,13 +109,14 @@ def draw_contention(count: int, mean: Contention = NOMINAL_CONTENTION, sd: Conte
       sd: standard deviations of the logs, at least 0; 0 leaves a constant as it is.
       seed: of the random numbers.
     Raises:
-      ValueError: for fewer than one draw, or a standard deviation below 0.
+      ValueError: for fewer than one draw, a median out of its range, or a standard deviation that is below 0 or not finite.
     """
-    if count < 1:
-        raise ValueError(f"count is {count}; it should be at least 1.")
+    check_whole(count, "count", 1)
+    check_whole(seed, "seed", 0)
+    check_contention(mean, "medians of the draws")
     for name, width in zip(Contention._fields, sd):
-        if not np.all(np.asarray(width) >= 0):
-            raise ValueError(f"the standard deviation of {name} is {width}; it should be at least 0.")
-    normal = np.random.default_rng(seed).standard_normal((len(mean), count))
+        if not np.all(np.isfinite(width) & (np.asarray(width) >= 0)):
+            raise ValueError(f"the standard deviation of {name} is {width}; it should be at least 0 and finite.")
+    normal = np.random.default_rng(int(seed)).standard_normal((len(mean), int(count)))
     draws = Contention(*(np.asarray(value) * np.exp(width * z) for value, width, z in zip(mean, sd, normal)))
     return draws._replace(evenness=np.minimum(draws.evenness, 1.0))

@@ -23,6 +23,7 @@ from ._sm_loss import left_processors, taken_processors, waves
 
 _ALWAYS_MOVING = 0.4  # share of a collective's traffic that reaches device memory even when its buffers fit into the cache
 _MOST_TAKEN = 0.5  # share of memory bandwidth that collectives take at most from a kernel
+_FULL = 1e15  # a cache so much fuller than full is full; keeps powers finite in float32
 
 
 class OverlapTimes(NamedTuple):
@@ -69,7 +70,8 @@ def kernel_time(
       traffic: theirs with device memory. [B/s]
       temperature: of the rounding to waves.
     """
-    filled = safe_power(si(in_flight) / (constants.cache_multiple * chip.l2), constants.steepness)
+    share = si(in_flight) / (constants.cache_multiple * chip.l2)
+    filled = safe_power(jnp.minimum(share, _FULL ** (1 / si(constants.steepness))), constants.steepness)
     lost = filled / (1 + filled)
     moved = kernels.nbytes + constants.spill * lost * (kernels.tile_bytes - kernels.nbytes)
     others, half = si(traffic) * (_ALWAYS_MOVING + (1 - _ALWAYS_MOVING) * lost), chip.bandwidth * _MOST_TAKEN
@@ -110,6 +112,7 @@ def overlap_times(
         of = lambda numbers: jnp.sum(jnp.where(run, numbers[j], 0.0))
         one = KernelRows(*(column[i] for column in kernels))
         beside, demand = kernel_time(chip, one, constants, of(taken), of(in_flight), of(traffic), temperature)
+        beside = jnp.where(alone[i] > 0, beside, 0.0)  # what takes no time alone is done at once
         rate = jnp.where(runs, jnp.minimum(safe_divide(alone[i], beside, otherwise=1.0), 1.0), 0.0)
         slower = 1 + constants.oversubscription * _excess(demand, temperature)
         rates = jnp.where(run, 1 / jnp.where(runs, slower, 1.0), 0.0) * _link_rates(rows, settings, constants, transfer, j, run)

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..._arrays import si
-from ._collectives import ALGORITHMS, OPERATIONS, PROTOCOLS, Collective, CollectiveRows, Settings, collective_rows
+from ._check import check_amount, plain_number
+from ._collectives import ALGORITHMS, OPERATIONS, PROTOCOLS, Collective, CollectiveRows, Fabric, Settings, collective_rows
 from ._constants import OverlapChip
 from ._kernels import Kernel
 
@@ -81,20 +82,25 @@ def overlap_region(kernels: Sequence[Kernel], collectives: Sequence[Collective],
       collectives: in the order in which they run on their streams; all are ready from the start.
       chip: the accelerator.
     Raises:
-      ValueError: for a region without kernels or without collectives, and for work that is negative or not a number, blocks or ranks below 1, and unknown
-        operations, algorithms or protocols; the message names the operator.
+      ValueError: for a region without kernels or without collectives, for work that is negative or not a finite number, blocks or ranks below 1, unknown
+        operations, algorithms or protocols, and a name given twice; the message names the operator.
     """
     if not kernels or not collectives:
         missing = " and ".join(what for what, given in (("kernels", kernels), ("collectives", collectives)) if not given)
         raise ValueError(f"the overlap region has no {missing}. Give at least one kernel and one collective that run at the same time.")
-    for name, value in chip._asdict().items():
-        if not np.all(np.isfinite(value)) or not np.all(np.asarray(value) > 0):
-            raise ValueError(f"{name} of the chip is {value}; it should be above 0.")
+    _check_chip(chip)
     for i, kernel in enumerate(kernels):
+        if not isinstance(kernel, Kernel):
+            raise ValueError(f"kernel {i} is {kernel!r}; give a list of Kernel, as ffn_kernels makes one.")
         _check_kernel(kernel, f"kernel {i} ({kernel.name})")
+    for i, collective in enumerate(collectives):
+        if not isinstance(collective, Collective):
+            raise ValueError(f"collective {i} is {collective!r}; give a list of Collective.")
     names = tuple(c.name or f"{c.op} {i}" for i, c in enumerate(collectives))
     for i, (name, collective) in enumerate(zip(names, collectives)):
         _check_collective(collective, f"collective {i} ({name})")
+        if name in names[:i]:
+            raise ValueError(f"collectives {names.index(name)} and {i} are both named {name!r}; a name should be unique, as settings are given by it.")
     streams = list(dict.fromkeys(c.stream for c in collectives))
     queues = [[i for i, c in enumerate(collectives) if c.stream == stream] for stream in streams]
     slots = max(map(len, queues))
@@ -107,11 +113,21 @@ def overlap_region(kernels: Sequence[Kernel], collectives: Sequence[Collective],
     )  # fmt: skip
 
 
+def _check_chip(chip: OverlapChip) -> None:
+    if not isinstance(chip, OverlapChip):
+        raise ValueError(f"chip is a {type(chip).__name__}; give an OverlapChip, as OVERLAP_CHIPS['h100'] or overlap_chip(load_system('h100').chip).")
+    for name, value in chip._asdict().items():
+        least = 1 if name == "processors" else 0
+        if not np.all(np.isfinite(value)) or not np.all(np.asarray(value) > 0) or not np.all(np.asarray(value) >= least):
+            raise ValueError(f"{name} of the chip is {value}; it should be {'at least 1' if least else 'above 0'} and finite.")
+
+
 def _check_kernel(kernel: Kernel, label: str) -> None:
     for name in ("flops", "nbytes", "tile_bytes", "launch"):
-        _check_amount(getattr(kernel, name), f"{name} of {label}")
-    if not kernel.blocks >= 1 or math.isinf(kernel.blocks):
-        raise ValueError(f"blocks of {label} is {kernel.blocks:g}; a kernel has at least 1 block of threads.")
+        check_amount(getattr(kernel, name), f"{name} of {label}")
+    blocks = plain_number(kernel.blocks, f"blocks of {label}")
+    if not blocks >= 1 or math.isinf(blocks):
+        raise ValueError(f"blocks of {label} is {blocks:g}; a kernel has at least 1 block of threads.")
     if kernel.tile_bytes < kernel.nbytes:
         raise ValueError(f"tile_bytes of {label} is {kernel.tile_bytes:g}, below its nbytes {kernel.nbytes:g}; without a cache no less is moved.")
 
@@ -119,26 +135,30 @@ def _check_kernel(kernel: Kernel, label: str) -> None:
 def _check_collective(collective: Collective, label: str) -> None:
     if collective.op not in OPERATIONS:
         raise ValueError(f"{label} has operation {collective.op!r}; one of {', '.join(OPERATIONS)}.")
-    _check_amount(collective.nbytes, f"nbytes of {label}")
-    if not collective.ranks >= 1 or math.isinf(collective.ranks):
-        raise ValueError(f"ranks of {label} is {collective.ranks:g}; it should be at least 1.")
+    check_amount(collective.nbytes, f"nbytes of {label}")
+    ranks = plain_number(collective.ranks, f"ranks of {label}")
+    if not ranks >= 1 or math.isinf(ranks):
+        raise ValueError(f"ranks of {label} is {ranks:g}; it should be at least 1.")
     fabric = collective.fabric
-    if not (fabric.bandwidth > 0 and fabric.channel_rate > 0):
-        raise ValueError(f"bandwidth and channel_rate of {label} are {fabric.bandwidth:g} and {fabric.channel_rate:g} B/s; they should be above 0.")
+    if not isinstance(fabric, Fabric):
+        raise ValueError(f"fabric of {label} is {fabric!r}; give a Fabric, as FABRICS['a40_ib'].")
+    rates = [plain_number(getattr(fabric, name), f"{name} of {label}") for name in ("bandwidth", "channel_rate")]
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ValueError(f"bandwidth and channel_rate of {label} are {rates[0]:g} and {rates[1]:g} B/s; they should be above 0 and finite.")
     for name in ("sync", "base", "hop"):
-        _check_amount(getattr(fabric, name), f"{name} of {label}")
+        check_amount(getattr(fabric, name), f"{name} of {label}")
     if not collective.choices:
         raise ValueError(f"{label} has no choices; give pairs of algorithm and protocol, such as (('ring', 'simple'),).")
-    for algorithm, protocol in collective.choices:
+    for choice in collective.choices:
+        if not isinstance(choice, tuple) or len(choice) != 2:
+            raise ValueError(f"{label} has the choice {choice!r}; give pairs of algorithm and protocol, such as (('ring', 'simple'),).")
+        algorithm, protocol = choice
         if algorithm not in ALGORITHMS or protocol not in PROTOCOLS:
             raise ValueError(f"{label} has the choice {(algorithm, protocol)}; algorithms: {', '.join(ALGORITHMS)}, protocols: {', '.join(PROTOCOLS)}.")
         if algorithm == "tree" and collective.op != "all_reduce":
             raise ValueError(f"{label} has the choice 'tree', which only all_reduce has (NCCL, tree algorithm). Leave 'ring'.")
-
-
-def _check_amount(value: float, label: str) -> None:
-    if not (value >= 0 and math.isfinite(value)):
-        raise ValueError(f"{label} is {value:g}; it should be a number, at least 0.")
+    if len(set(collective.choices)) < len(collective.choices):
+        raise ValueError(f"{label} has a choice twice: {', '.join('/'.join(c) for c in collective.choices)}. Give each once.")
 
 
 def make_settings(region: OverlapRegion, settings: Setting | Sequence[Setting] = DEFAULT_SETTING) -> Settings:
@@ -148,6 +168,8 @@ def make_settings(region: OverlapRegion, settings: Setting | Sequence[Setting] =
       ValueError: for a wrong number of settings, more channels than NCCL or the chip has room for, threads that do not fill warps, a chunk of 0 bytes, or an
         algorithm and protocol that the collective may not choose; the message names the collective.
     """
+    if not isinstance(settings, Setting) and not (isinstance(settings, Sequence) and all(isinstance(one, Setting) for one in settings)):
+        raise ValueError(f"settings are {settings!r}; give one Setting for all collectives, or a list with one for each.")
     each = [settings] * len(region.collective_names) if isinstance(settings, Setting) else list(settings)
     if len(each) != len(region.collective_names):
         raise ValueError(f"{len(each)} settings for {len(region.collective_names)} collectives ({', '.join(region.collective_names)}); give one for each.")
@@ -169,10 +191,12 @@ def max_channels(region: OverlapRegion) -> int:
 def check_setting(region: OverlapRegion, name: str, setting: Setting) -> None:
     """Raises ValueError unless the hardware can run `setting`; the message names the collective."""
     most = max(max_channels(region), 1)
+    for what in ("channels", "chunk_bytes", "threads"):
+        plain_number(getattr(setting, what), f"{what} of {name}")
     if not 1 <= setting.channels <= most:
         raise ValueError(f"{name} has {setting.channels:g} channels; it should have 1 to {most}: NCCL has at most {MAX_CHANNELS}, "
                          f"and the chip {float(jnp.min(region.chip.processors)):g} processors, each of which holds one channel.")  # fmt: skip
     if not 32 <= setting.threads <= MAX_THREADS or setting.threads % 32:
         raise ValueError(f"{name} has {setting.threads:g} threads per channel; it should be a multiple of 32 from 32 to {MAX_THREADS}.")
     if not (setting.chunk_bytes > 0 and math.isfinite(setting.chunk_bytes)):
-        raise ValueError(f"{name} has chunks of {setting.chunk_bytes:g} B; they should be larger than 0.")
+        raise ValueError(f"{name} has chunks of {setting.chunk_bytes:g} B; they should be larger than 0 and finite.")

@@ -15,6 +15,8 @@ from ...smooth import ceil
 FEWEST_PROCESSORS = 4.0
 """Compute keeps these however many channels run: collectives are launched into what is free, they do not evict running kernels."""
 
+_TIE = 1e-5  # relative: blocks so little beyond whole waves fill them, so that rounding of float32 makes no wave
+
 
 def taken_processors(channels: Real[ArrayLike, "..."], threads: Real[ArrayLike, "..."], per_channel: Real[ArrayLike, "..."]) -> Float[Array, "..."]:
     """Processors that a collective holds, `per_channel * channels * 1.25 threads / (threads + 128)`: `per_channel` each at 512 threads. [1]"""
@@ -40,7 +42,9 @@ def waves(
       temperature: of the ceiling; above 0 it errs low.
     """
     filled = si(blocks) / processors
-    return (1 - evenness) * jnp.maximum(ceil(filled, temperature), 1.0) + evenness * jnp.maximum(filled, 1.0)
+    whole = jnp.round(filled)
+    rounds = ceil(jnp.where((si(temperature) <= 0) & (jnp.abs(filled - whole) <= _TIE * whole), whole, filled), temperature)
+    return (1 - evenness) * jnp.maximum(rounds, 1.0) + evenness * jnp.maximum(filled, 1.0)
 
 
 def sm_loss_ratio(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Int
 
 FAN_IN = 4  # predecessors read per row of the scan; a task with more gets several rows
@@ -72,14 +73,15 @@ def task_graph(tasks: Sequence[Task]) -> TaskGraph:
     Args:
       tasks: in the order in which each stream runs them; a task may wait for one that stands after it in the list.
     Raises:
-      TaskGraphError: for no task at all, a name given twice, an unknown predecessor, or tasks that wait for one another (a cycle, counting
-        stream order), naming the tasks.
+      TaskGraphError: for no task at all, a rank that is no whole number from 0 on, a name given twice, an unknown predecessor, or tasks that wait for one
+        another (a cycle, counting stream order), naming the tasks.
     """
     tasks = tuple(tasks)
     if not tasks:
         raise TaskGraphError("the task graph is empty; give at least one task.")
     index: dict[str, int] = {}
     for i, task in enumerate(tasks):
+        _check_task(task, i)
         if task.name in index:
             raise TaskGraphError(f"task {task.name!r} is given twice; a name should be unique, as others wait for a task by its name.")
         index[task.name] = i
@@ -89,6 +91,42 @@ def task_graph(tasks: Sequence[Task]) -> TaskGraph:
     edges = np.array([(j, i) for i, some in enumerate(waits) for j in some], dtype=np.int64).reshape(-1, 2)
     sinks = np.setdiff1d(np.arange(len(tasks)), edges[:, 0])
     return TaskGraph(np.asarray(before), np.asarray(row), sinks.astype(np.int32), tasks, _Edges(edges))
+
+
+def _check_task(task: Task, i: int) -> None:
+    if not isinstance(task, Task):
+        raise TaskGraphError(f"task {i} is {task!r}; give a list of Task(name, kind, rank, stream, after).")
+    if not all(isinstance(text, str) for text in (task.name, task.kind, task.stream)):
+        raise TaskGraphError(f"task {i} has the name {task.name!r}, kind {task.kind!r} and stream {task.stream!r}; these should be texts.")
+    if not isinstance(task.rank, int | np.integer) or task.rank < 0:
+        raise TaskGraphError(f"task {task.name!r} is on rank {task.rank!r}; a rank should be a whole number, 0 or more.")
+    if not isinstance(task.after, Sequence) or isinstance(task.after, str):
+        raise TaskGraphError(f"task {task.name!r} waits for {task.after!r}; `after` should be a tuple of names, such as ('load',), or () for none.")
+
+
+def check_durations(graph: TaskGraph, durations: Array | np.ndarray, *, batch: bool = False, plain: bool = False) -> None:
+    """Checks durations that belong to a graph, of traced ones only the shape.
+
+    Args:
+      batch: accept several sets of them.
+      plain: refuse traced ones.
+    Raises:
+      TaskGraphError: for a number of durations that is not that of the tasks, and for one that is negative, missing (NaN) or infinite, naming the task.
+    """
+    count = len(graph.tasks)
+    if durations.shape[-1:] != (count,):
+        raise TaskGraphError(f"durations have shape {durations.shape}; the graph has {count} tasks and needs one for each.")
+    if len(durations.shape) > 1 and not batch:
+        raise TaskGraphError(f"durations have shape {durations.shape}, several for each of {count} tasks; take one set at a time, or jax.vmap.")
+    if isinstance(durations, Tracer):
+        if plain:
+            raise TaskGraphError("the durations are traced; a critical path or a trace of it needs plain numbers. Take it outside of jit, grad and vmap.")
+        return
+    flat = np.asarray(durations).reshape(-1)
+    bad = np.flatnonzero(~((flat >= 0) & np.isfinite(flat)))
+    if bad.size:
+        raise TaskGraphError(f"task {graph.tasks[int(bad[0]) % count].name!r} takes {flat[bad[0]]} s; a duration should be a number of seconds, 0 or more."
+                             f"{f' ({bad.size} tasks are wrong.)' * (bad.size > 1)}")  # fmt: skip
 
 
 def _waits(tasks: tuple[Task, ...], index: dict[str, int]) -> list[list[int]]:

@@ -19,17 +19,20 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
 from ..._arrays import si
-from ._graph import TaskGraph
+from ._graph import TaskGraph, check_durations
 
 
 def finish_times(graph: TaskGraph, durations: Real[ArrayLike, " tasks"], temperature: Real[ArrayLike, ""] = 0.0) -> Float[Array, " tasks"]:
     """When each task ends, counted from the start of the step. [s]
 
     Args:
-      durations: at least 0, in the order of `graph.tasks`; not checked here, as they may be traced (`Timeline` checks plain numbers). [s]
+      durations: at least 0 and finite, in the order of `graph.tasks`; traced ones are not checked. [s]
       temperature: 0 for exact, also when traced; above it relaxed. [1]
+    Raises:
+      TaskGraphError: for a number of durations that is not that of the tasks, and for a plain one that is negative or not finite, naming the task.
     """
     durations = si(durations)
+    check_durations(graph, durations)
     by_row = jnp.zeros(graph.before.shape[0], durations.dtype).at[graph.row].set(durations)
     before = jnp.asarray(graph.before)
     if isinstance(temperature, (int, float)) and temperature == 0:

@@ -1,10 +1,15 @@
 """A pipeline schedule alone, with given times of its passes: what closed forms of the bubble describe."""
 
+import math
+
+import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Real
 
 from ..._arrays import si
 from ...parallel._order import pipeline_order
+from ...parallel._plan import PlanError
 from ._build import TaskList
 from ._layers import Layout
 from ._rank import add_rank
@@ -31,8 +36,15 @@ def pipeline_timeline(
         that do not split the backward pass run the last two as one. [s]
       send: transfer between two ranks, beside compute. [s]
     Raises:
-      PlanError: for what has no such order, see `pipeline_order`.
+      PlanError: for what has no such order, see `pipeline_order`, numbers of stages or micro-batches that are not whole, and a time that is no single number
+        of seconds, 0 or more (traced ones are not checked).
     """
+    for name, value in (("stages", stages), ("micro_batches", micro_batches), ("virtual_stages", virtual_stages)):
+        if not isinstance(value, int | np.integer):
+            raise PlanError(f"{name} is {value!r}; it should be a whole number, at least 1.")
+    for name, value in (("forward", forward), ("backward", backward), ("weight", weight), ("send", send)):
+        if not isinstance(value, Tracer) and not (np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf" and 0 <= float(value) < math.inf):
+            raise PlanError(f"{name} is {value!r}; it should be a number of seconds, 0 or more.")
     order = pipeline_order(schedule, stages, micro_batches, virtual_stages)
     shape = StepShape(
         schedule=schedule, stages=stages, micro_batches=micro_batches, virtual_stages=virtual_stages, layers=1.0, order=order,

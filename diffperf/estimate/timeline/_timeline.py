@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real
 
 from ..._arrays import si
-from ._graph import TaskGraph, TaskGraphError
+from ._graph import TaskGraph, check_durations
 from ._longest_path import finish_times, host_schedule, makespan
 
 
@@ -49,14 +48,7 @@ class Timeline(eqx.Module):
           (NaN) or infinite one, naming the task.
         """
         durations = si(durations)
-        if durations.shape[-1:] != (len(graph.tasks),):
-            raise TaskGraphError(f"durations have shape {durations.shape}; the graph has {len(graph.tasks)} tasks and needs one for each.")
-        if not isinstance(durations, Tracer):
-            bad = np.flatnonzero(~((np.asarray(durations).reshape(-1) >= 0) & np.isfinite(np.asarray(durations).reshape(-1))))
-            if bad.size:
-                at = int(bad[0])
-                raise TaskGraphError(f"task {graph.tasks[at % len(graph.tasks)].name!r} takes {np.asarray(durations).reshape(-1)[at]} s; "
-                                     f"a duration should be a number of seconds, 0 or more.{f' ({bad.size} tasks are wrong.)' * (bad.size > 1)}")  # fmt: skip
+        check_durations(graph, durations, batch=True)
         self.graph, self.durations, self.memory, self.closed_form = graph, durations, memory, closed_form
 
     @property
@@ -82,6 +74,7 @@ class Timeline(eqx.Module):
           path: file to create or replace; compressed when it ends in `.gz`.
         Raises:
           OSError: when it cannot be written; nothing is left half-written.
+          TaskGraphError: when the durations are traced, or there are several for a task.
         """
         from ...io import write_chrome_trace
         from ._trace import chrome_trace
@@ -109,7 +102,11 @@ def critical_path(timeline: Timeline) -> list[PathShare]:
     """What the step waits for: the time of each kind of task on the critical path, longest first; the times add up to the makespan.
 
     A kind that is not here, or a task off the path, can get a little faster without any gain.
+
+    Raises:
+      TaskGraphError: when the durations are traced, or there are several for a task.
     """
+    check_durations(timeline.graph, timeline.durations, plain=True)
     durations = np.asarray(timeline.durations)
     found: dict[str, list[float]] = {}
     for i in host_schedule(timeline.graph, durations).critical:

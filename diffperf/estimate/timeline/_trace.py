@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...io import ChromeTrace, TraceCounter, TraceSlice
+from ._graph import TaskGraph, check_durations
 from ._longest_path import host_schedule
 
 if TYPE_CHECKING:
@@ -30,10 +31,13 @@ COLOURS = {
     "jitter": "black",
 }
 
+_SHORTEST_S = 1e-9  # Perfetto's clock
+
 
 def chrome_trace(timeline: Timeline) -> ChromeTrace:
     """Slices, arrows and counters of a timeline; `critical` tasks carry that word in category and args."""
     graph = timeline.graph
+    check_durations(graph, timeline.durations, plain=True)
     durations = np.asarray(timeline.durations, float)
     starts, ends, path = host_schedule(graph, durations)
     critical = set(path.tolist())
@@ -45,15 +49,42 @@ def chrome_trace(timeline: Timeline) -> ChromeTrace:
         mark = i in critical
         category = f"{task.kind},critical" if mark else task.kind
         facts = {"kind": task.kind, "rank": task.rank, "critical_path": mark}
-        name = task.name.rsplit(" @", 1)[0]
+        name = task.name.removesuffix(f" @{task.rank}")
         slices.append(TraceSlice(f"rank {task.rank}", task.stream, name, category, float(starts[i]), float(durations[i]), COLOURS.get(task.kind, ""), facts))
-    arrows = [(place[int(a)], place[int(b)]) for a, b in graph.edges.array if graph.tasks[a].rank != graph.tasks[b].rank]
+    arrows = [(place[a], place[b]) for a, b in _arrows(graph, durations, starts, ends)]
     marks = [TraceSlice("critical path", graph.tasks[i].kind, slices[place[i]].name, "critical", float(starts[i]), float(durations[i]), "",
                    {"rank": graph.tasks[i].rank}) for i in path if durations[i] > 0]  # fmt: skip
     facts = {"made_by": "diffperf", "step_time_s": float(ends.max())}
     if timeline.closed_form is not None:
         facts["closed_form_step_time_s"] = float(timeline.closed_form)
     return ChromeTrace(slices + marks, arrows, _memory(timeline, starts, ends), facts)
+
+
+def _arrows(graph: TaskGraph, durations: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of tasks on different ranks of which the second waits for the first.
+
+    An arrow binds to whatever bar is open at its time, so one from or to a task too short to see would stick to a neighbour: it starts at what that task waited
+    for longest, and ends at what follows it first.
+    """
+    before: dict[int, list[int]] = {}
+    after: dict[int, list[int]] = {}
+    for a, b in graph.edges.array.tolist():
+        before.setdefault(b, []).append(a)
+        after.setdefault(a, []).append(b)
+    seen = durations >= _SHORTEST_S
+    pairs: dict[tuple[int, int], None] = {}
+    for a, b in graph.edges.array.tolist():
+        if graph.tasks[a].rank == graph.tasks[b].rank:
+            continue
+        source: int | None = a
+        target: int | None = b
+        while source is not None and not seen[source]:
+            source = max(before.get(source, ()), key=ends.__getitem__, default=None)
+        while target is not None and not seen[target]:
+            target = min(after.get(target, ()), key=starts.__getitem__, default=None)
+        if source is not None and target is not None and graph.tasks[source].rank != graph.tasks[target].rank:
+            pairs[source, target] = None
+    return list(pairs)
 
 
 def _memory(timeline: Timeline, starts: np.ndarray, ends: np.ndarray) -> list[TraceCounter]:

@@ -1,11 +1,14 @@
 """The door of overlap tuning: which search runs, and what it says."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ...cost.contention import DEFAULT_SETTING, NOMINAL_CONTENTION, Contention, OverlapRegion, Setting, make_settings
+from ...cost.contention._check import check_whole, plain_number
+from ...cost.contention._constants import check_contention
 from ._descent import STARTS, STEPS, gradient
 from ._evaluate import Evaluator
 from ._robust import Judge, robust
@@ -41,8 +44,8 @@ class OverlapResult:
 
     @property
     def gain(self) -> float:
-        """Relative decrease of the makespan, at the constants given. [1]"""
-        return 1 - self.makespan / self.default_makespan
+        """Relative decrease of the makespan, at the constants given; 0 for a region that takes no time. [1]"""
+        return 1 - self.makespan / self.default_makespan if self.default_makespan else 0.0
 
 
 def overlap(
@@ -74,24 +77,35 @@ def overlap(
       starts, steps: of the gradient search.
       seed: of its starts.
     Raises:
-      ValueError: for an unknown method, more points than an exhaustive search can evaluate, a space beyond the hardware, or draws with another method than
-        "auto" or "gradient"; the message names the collective where one is at fault.
+      ValueError: for an unknown method, more points than an exhaustive search can evaluate, a space beyond the hardware, draws with another method than
+        "auto" or "gradient", constants or draws out of their range, a threshold or risk outside of 0 to 1, and fewer than one start or step; the message
+        names the collective where one is at fault.
     """
+    if not isinstance(region, OverlapRegion):
+        raise ValueError(f"region is {region!r}; give what `overlap_region` or `load_overlap_region` makes.")
     if method not in OVERLAP_METHODS:
         raise ValueError(f"method is {method!r}; it should be one of {', '.join(OVERLAP_METHODS)}.")
     if draws is not None and method not in ("auto", "gradient"):
         raise ValueError(f"method is {method!r}, but draws are tuned over by gradients; leave `method` as it is, or the draws out.")
+    for name, value, least in (("starts", starts, 1), ("steps", steps, 1), ("seed", seed, 0)):
+        check_whole(value, name, least)
+    for name, value in (("threshold", threshold), ("risk", risk)):
+        if not 0 <= plain_number(value, name) <= 1:
+            raise ValueError(f"{name} is {value}; it is a share, from 0 to 1.")
+    _check_constants(constants, draws)
     make_settings(region, default)
     grid = Grid(region, space)
     settings = (default,) * grid.count if isinstance(default, Setting) else tuple(default)
     evaluator, at_default = Evaluator(grid, constants), grid.place(settings)
     if grid.describe(at_default) != settings:
         raise ValueError(f"the default {settings} is not in the space; add its channels, chunk size and threads to the space, so that it can be kept.")
+    starts, steps, seed = int(starts), int(steps), int(seed)
     if method == "auto":
         method = "exhaustive" if grid.count <= 2 and grid.num_points <= _MOST_POINTS else "gradient"
-    point = _search(evaluator, method, settings, at_default, starts, steps, seed)
-    more = {}
-    if draws is not None:
+    nothing_to_gain = _takes_no_time(region)  # and has no log
+    point = at_default if nothing_to_gain else _search(evaluator, method, settings, at_default, starts, steps, seed)
+    more = {} if draws is None else dict(expected_gain=0.0, risk=0.0)
+    if draws is not None and not nothing_to_gain:
         judge = Judge(grid, draws, at_default)
         point = robust(judge, settings, [point], risk=risk, starts=starts, steps=steps, seed=seed)
         gain, chance = _judged(judge, point)
@@ -106,6 +120,26 @@ def overlap(
     return OverlapResult(dict(zip(region.collective_names, grid.describe(point))), float(makespan), float(default_makespan), method, evaluations, kept, **more)
 
 
+def _check_constants(constants: Contention, draws: Contention | None) -> None:
+    """Raises ValueError unless both are in their range, constants plain numbers, and draws all of one shape (draws,)."""
+    check_contention(constants, "constants")
+    if any(np.ndim(value) for value in constants):
+        raise ValueError("constants have several values each; give one of each, and several as `draws`.")
+    if draws is None:
+        return
+    check_contention(draws, "draws")
+    shapes = {name: np.shape(value) for name, value in draws._asdict().items()}
+    if len(set(shapes.values())) > 1 or len(shapes["spill"]) != 1 or shapes["spill"][0] < 1:
+        raise ValueError(f"draws have the shapes {', '.join(f'{name} {shape}' for name, shape in shapes.items())}; they should all be (draws,), with at least "
+                         "one draw, as `draw_contention` gives.")  # fmt: skip
+
+
+def _takes_no_time(region: OverlapRegion) -> bool:
+    """Whether no kernel and no collective has anything to do."""
+    work, transfers = region.kernels, region.collectives
+    return not any(np.any(column) for column in (work.flops, work.nbytes, work.launch, transfers.latency, transfers.wire))
+
+
 def _judged(judge: Judge, point: np.ndarray) -> tuple[float, float]:
     judged = judge.judge(point[None])
     return float(-np.expm1(judged.expected[0])), float(judged.risk[0])
@@ -117,7 +151,8 @@ def _search(
     grid = evaluator.grid
     if method == "exhaustive":
         if grid.num_points > _MOST_POINTS:
-            raise ValueError(f"{grid.num_points:.2g} points, more than {_MOST_POINTS:.2g}, cannot all be evaluated; take method 'gradient' or a smaller space.")
+            raise ValueError(f"about 1e{math.log10(grid.num_points):.0f} points, more than {_MOST_POINTS:.2g}, cannot all be evaluated; "
+                             "take method 'gradient' or a smaller space.")  # fmt: skip
         return exhaustive(evaluator)
     if method == "gradient":
         return gradient(evaluator, default, starts=starts, steps=steps, seed=seed)

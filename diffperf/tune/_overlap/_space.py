@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,17 +41,15 @@ class Grid:
     """
 
     def __init__(self, region: OverlapRegion, space: OverlapSpace):
-        for name in ("channels", "chunk_bytes", "threads"):
-            values = getattr(space, name)
-            if not values or list(values) != sorted(set(values)):
-                raise ValueError(f"{name} of the space is {values}; give at least one value, rising.")
+        """Raises ValueError for values that do not rise or are not whole, and for what the hardware cannot run."""
+        if not isinstance(space, OverlapSpace):
+            raise ValueError(f"space is {space!r}; give an OverlapSpace.")
+        self.axes = tuple(_axis(name, getattr(space, name)) for name in ("channels", "chunk_bytes", "threads"))
+        channels, chunks, threads = self.axes
         for name in region.collective_names:
-            for channels in space.channels:
-                check_setting(region, name, Setting(channels, space.chunk_bytes[0]))
-            for threads in space.threads:
-                check_setting(region, name, Setting(1, space.chunk_bytes[0], threads))
+            for setting in (*(Setting(c, chunks[0]) for c in channels), *(Setting(1, c) for c in chunks), *(Setting(1, chunks[0], t) for t in threads)):
+                check_setting(region, name, setting)
         self.region, self.count = region, len(region.collective_names)
-        self.axes = tuple(np.array(values, float) for values in (space.channels, space.chunk_bytes, space.threads))
         self.sizes = np.array([[*map(len, self.axes), len(choices)] for choices in region.choices])
         self.width = region.collectives.wire.shape[-1]
         alike: dict[tuple, list[int]] = {}
@@ -89,3 +88,14 @@ class Grid:
         """Points `start` to `stop` of all, in order."""
         flat = np.unravel_index(np.arange(start, stop), tuple(self.sizes.ravel()))
         return np.stack(flat, axis=-1).reshape(-1, self.count, 4)
+
+
+def _axis(name: str, values: Any) -> np.ndarray:
+    """Checked values of a knob."""
+    try:
+        axis = np.array([float(value) for value in values])
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} of the space is {values!r}; give a tuple of numbers, rising.") from None
+    if not len(axis) or not np.isfinite(axis).all() or (axis != np.round(axis)).any() or (np.diff(axis) <= 0).any():
+        raise ValueError(f"{name} of the space is {values}; give at least one value, whole numbers, rising.")
+    return axis
