@@ -20,6 +20,8 @@ from jaxtyping import Array, Float
 
 from .._files import write_atomic
 from ..cost.contention import CONTENTION_SD, NOMINAL_CONTENTION, Contention, draw_contention, sm_loss_ratio, taken_processors
+from ..cost.contention._check import check_amount, check_whole, plain_number
+from ..cost.contention._constants import check_contention
 from ..io.traces import Slowdown
 
 FITTED = ("processors_per_channel", "evenness")
@@ -105,8 +107,12 @@ def load_overlap_fit(path: str | os.PathLike[str]) -> OverlapFit:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
         constants = {name: Contention(**document[name]) for name in ("constants", "sd")}
+        check_contention(constants["constants"], "constants")
+        for name, width in constants["sd"]._asdict().items():
+            check_amount(width, f"sd of {name}")
+        check_whole(document["processors"], "processors", 1)
         return OverlapFit(**document | constants | {"used": [Slowdown(**row) for row in document["used"]]})
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{os.fspath(path)} is no overlap fit ({error}); `diffperf calibrate overlap FILE --out JSON` writes one.") from None
 
 
@@ -121,8 +127,17 @@ def calibrate_overlap(
       processors: of the chip, where the rows do not say. [1]
       prior, sd: medians of the constants, and standard deviations of their logs.
     Raises:
-      ValueError: for rows of several chips, no number of processors, or fewer than three kernels that the law is for.
+      ValueError: for rows of several chips, no number of processors, fewer than three kernels that the law is for, times that are no positive numbers, and
+        a prior out of its range.
     """
+    for row in rows:
+        _check_row(row)
+    if processors is not None:
+        check_whole(processors, "processors", 1)
+    check_contention(prior, "prior")
+    for name in FITTED:
+        if not (getattr(prior, name) > 0 and 0 < plain_number(getattr(sd, name), f"sd of {name}") < np.inf):
+            raise ValueError(f"prior and sd of {name} are {getattr(prior, name)} and {getattr(sd, name)}; both should be above 0 and finite.")
     if chip is not None:
         known = sorted({row.accelerator for row in rows})
         rows = [row for row in rows if row.accelerator == chip]
@@ -131,10 +146,11 @@ def calibrate_overlap(
     used, others, left_out = _sort(rows)
     chips = sorted({row.accelerator for row in used})
     if len(chips) > 1:
-        raise ValueError(f"the rows are of several chips: {', '.join(map(repr, chips))}. Fit one at a time: name it.")
+        raise ValueError(f"the rows are of several chips: {', '.join(map(repr, chips))}. Fit one at a time: name it as `chip`, on the command line --gpu.")
     counts = sorted({row.num_sms for row in used if row.num_sms > 0}) if processors is None else [processors]
     if used and (len(counts) != 1 or counts[0] < 1):
-        raise ValueError(f"the rows say {' and '.join(map(str, counts)) or 'nothing'} for the processors of the chip; give their number.")
+        raise ValueError(f"the rows say {' and '.join(map(str, counts)) or 'nothing'} for the processors of the chip; give their number as `processors`, "
+                         "on the command line --processors.")  # fmt: skip
     if len(used) < 3:
         reasons = "".join(f"; {count} left out: {reason}" for reason, count in left_out.items())
         raise ValueError(f"{len(used)} matmul or convolution kernels ran both alone and under a collective; three are the least{reasons}.")
@@ -155,6 +171,15 @@ def calibrate_overlap(
     )  # fmt: skip
 
 
+def _check_row(row: Slowdown) -> None:
+    for name in ("time_alone_s", "time_with_s"):
+        seconds = plain_number(getattr(row, name), f"{name} of kernel {row.kernel!r}")
+        if not 0 < seconds < np.inf:
+            raise ValueError(f"{name} of kernel {row.kernel!r} is {seconds:g}; it should be above 0 and finite.")
+    for name in ("blocks", "channels", "channel_threads", "num_sms"):
+        check_whole(getattr(row, name), f"{name} of kernel {row.kernel!r}", 0)
+
+
 def _sort(rows: Sequence[Slowdown]) -> tuple[list[Slowdown], list[Slowdown], dict[str, int]]:
     """Rows for the law, rows of other kernels, and reasons why the rest is neither."""
     by_position = any(row.pairing == "position" for row in rows)
@@ -163,6 +188,7 @@ def _sort(rows: Sequence[Slowdown]) -> tuple[list[Slowdown], list[Slowdown], dic
     left_out: dict[str, int] = {}
     for row in rows:
         reason = ("alone shorter than 15 us" if row.time_alone_s < SHORTEST_S else "grid or channels are not recorded" if not (row.blocks and row.channels)
+                  else "more channels than the chip has processors" if 0 < row.num_sms < row.channels
                   else "paired by name, while others are paired by position" if by_position and row.pairing == "name" else "")  # fmt: skip
         if reason:
             left_out[reason] = left_out.get(reason, 0) + 1
