@@ -1,5 +1,6 @@
 """`predict --trace`: the predicted step as a file that Perfetto opens, and what its critical path consists of."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ def check_trace(path: Path | None) -> None:
     """Refuses a trace file that could not be written, before any work is done.
 
     Raises:
-      ValueError: for a name that ends in neither `.json` nor `.json.gz`, and what `check_target` raises.
+      ValueError: for a name that ends in neither `.json` nor `.json.gz`, a folder that may not be written to, and what `check_target` raises.
     """
     from ._fits import check_target
 
@@ -17,6 +18,9 @@ def check_trace(path: Path | None) -> None:
     if not path.name.endswith((".json", ".json.gz")):
         raise ValueError(f"--trace is {str(path)!r}; give a file that ends in .json.gz, or .json for one that is not compressed.")
     check_target(str(path))
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"--trace is {str(path)!r}; the folder {folder} may not be written to. Choose another.")
 
 
 def write_timeline(inputs: Any, path: Path) -> dict[str, Any]:

@@ -93,6 +93,8 @@ def check_contention(constants: Contention, what: str) -> None:
     if not isinstance(constants, Contention):
         raise ValueError(f"{what}: {constants!r} is no Contention; take NOMINAL_CONTENTION, or draw_contention(...) for draws.")
     for name, value in constants._asdict().items():
+        if np.asarray(value).dtype.kind not in "iuf":
+            raise ValueError(f"{what}: {name} is {value!r}; it should be a number.")
         numbers, positive = np.asarray(value, float), name in _ABOVE_0
         good = np.isfinite(numbers) & ((numbers > 0) if positive else (numbers >= 0)) & (numbers <= 1 if name == "evenness" else True)
         if not good.all():

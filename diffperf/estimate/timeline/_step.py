@@ -54,8 +54,8 @@ def step_timeline(model: Transformer, system: System, plan: Plan, stack: Stack, 
         per_group = _tasks_per_group(shape)
         num_passes = sum(map(len, shape.order))
         groups = int(np.clip((MOST_TASKS - 3 * num_passes) // (per_group * num_passes), 1, most))
-    elif groups != int(groups) or not 1 <= groups <= most:
-        raise PlanError(f"groups is {groups}; it should be a whole number between 1 and {most}, the layers of a chunk.")
+    elif not isinstance(groups, int | float) or not 1 <= groups <= most or groups != int(groups):
+        raise PlanError(f"groups is {groups!r}; it should be a whole number between 1 and {most}, the layers of a chunk.")
     groups = int(groups)
     tasks = TaskList()
     ranks = [add_rank(tasks, shape, rank, groups) for rank in range(shape.stages)]

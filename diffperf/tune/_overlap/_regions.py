@@ -105,6 +105,6 @@ def load_overlap_region(name: str) -> OverlapRegion:
     Raises:
       ValueError: for a name that is not in `OVERLAP_REGIONS`.
     """
-    if name not in _BUILDERS:
+    if not isinstance(name, str) or name not in _BUILDERS:
         raise ValueError(f"there is no overlap region {name!r}; one of {', '.join(OVERLAP_REGIONS)}.")
     return _BUILDERS[name]()
