@@ -92,11 +92,11 @@ def test_a_kernel_that_takes_no_time_alone_takes_none_beside():
 
 
 def test_float32_counts_the_waves_of_float64():
-    """Blocks that just fill what channels leave: 1.05 x 20 channels take 21 of 108 processors, 1.1 x 10 take 11, and so on."""
-    taken = [(1.05, 20), (1.1, 10), (0.95, 20), (1.15, 20), (1.2, 5), (1.3, 10), (0.7, 10), (1.4, 5)]
-    kernels = [Kernel(f"{n} left", n * 1e9, 0.0, 0.0, float(k * n)) for n in (108 - round(a * b) for a, b in taken) for k in (1, 2, 3)]
+    """Blocks that just fill what channels leave: 1.2 x 20 channels of 256 threads take 20 of 108 processors, and so on."""
+    taken = [(a / 25, channels) for a in range(15, 50) for channels in range(1, 65) if a * channels % 30 == 0 and a * channels <= 30 * 90]
+    kernels = [Kernel(f"{n} left", n * 1e9, 0.0, 0.0, float(n)) for n in sorted({108 - round(a * b * 5 / 6) for a, b in taken})]
     region = region_of(kernels, [GATHER._replace(nbytes=1e9)])
-    settings = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(make_settings(region, Setting(channels)) for _, channels in taken))
+    settings = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(make_settings(region, Setting(channels, threads=256)) for _, channels in taken))
     constants = Contention(*(jnp.full(len(taken), value) for value in NOMINAL_CONTENTION))
     constants = constants._replace(processors_per_channel=jnp.array([a for a, _ in taken]), evenness=jnp.zeros(len(taken)))
     run = jax.jit(jax.vmap(overlap_times, (None, 0, 0)))
