@@ -40,8 +40,8 @@ def err() -> Console:
 
 
 def note(text: str) -> None:
-    """One remark on stderr."""
-    err().print(f"note: {text}", style="dim", markup=False)
+    """One remark on stderr, wrapped by the terminal alone, so that paths in it stay whole."""
+    err().print(f"note: {text}", style="dim", markup=False, soft_wrap=True)
 
 
 def plain(value: Any) -> Any:
