@@ -11,6 +11,8 @@ from ._space import Grid
 Values = Callable[[np.ndarray], np.ndarray]
 _MOVES = np.array([(1, 0, 0), (0, 1, 0), (1, -1, 0), (0, 0, 1)])  # of channels, chunk and threads; channels times chunk is what contention feels
 
+_REACH = 3  # places between collectives that exchange settings, at most
+
 
 def exhaustive(evaluator: Evaluator) -> np.ndarray:
     """The best of all points; of equal ones that with fewest channels of the first collectives."""
@@ -73,9 +75,10 @@ def _longest_stream(grid: Grid, transfer: np.ndarray) -> float:
 
 
 def polish(grid: Grid, values: Values, start: np.ndarray, spend: Callable[[], int]) -> np.ndarray:
-    """Moves to neighbours while that helps: alike collectives together first, then each alone.
+    """Moves to neighbours while that helps: alike collectives together first, then each alone, then settings exchanged between two.
 
-    A move changes a knob by one place, channels and chunk against each other, or the choice.
+    A move changes a knob by one place, channels and chunk against each other, or the choice. Exchanges matter where waves make it cheaper to give one
+    collective more channels than the others: which one is not felt by moves of one at a time.
 
     Args:
       grid: of the region.
@@ -92,11 +95,30 @@ def polish(grid: Grid, values: Values, start: np.ndarray, spend: Callable[[], in
                 neighbours = _neighbours(grid, point, group, move)
                 if len(neighbours) > spend():
                     return point
-                found = values(neighbours) if len(neighbours) else np.array([np.inf])
-                if found.min() < value:
-                    point, value = neighbours[int(np.argmin(found))], float(found.min())
+                point, value = _better(values, point, value, neighbours)
+        exchanged = _exchanged(grid, point)
+        if len(exchanged) > spend():
+            return point
+        point, value = _better(values, point, value, exchanged)
         if value == before:
             return point
+
+
+def _better(values: Values, point: np.ndarray, value: float, others: np.ndarray) -> tuple[np.ndarray, float]:
+    """The best of a point and others, and its value."""
+    found = values(others) if len(others) else np.array([np.inf])
+    return (others[int(np.argmin(found))], float(found.min())) if found.min() < value else (point, value)
+
+
+def _exchanged(grid: Grid, point: np.ndarray) -> np.ndarray:
+    """Points with the settings of two collectives near each other exchanged, where both may have either."""
+    new = []
+    for i, j in itertools.combinations(range(grid.count), 2):
+        if j - i <= _REACH and (point[i] != point[j]).any() and grid.region.choices[i] == grid.region.choices[j]:
+            moved = point.copy()
+            moved[[i, j]] = point[[j, i]]
+            new.append(moved)
+    return np.stack(new) if new else np.zeros((0, *point.shape), int)
 
 
 def _neighbours(grid: Grid, point: np.ndarray, group: np.ndarray, move: int) -> np.ndarray:
