@@ -185,7 +185,8 @@ def _time(shape: AttentionShape, device: Device, constants: AttentionConstants, 
     height = _BLOCK / shared  # tokens in a block
     most = jnp.minimum(s.window, padded)
     edge = jnp.minimum(TILE + height, out(padded)) / 2  # masked scores in the tiles that the mask cuts
-    causal = jnp.minimum(out(_seen(s.queries, padded, s.window)) + edge, out(padded + TILE))
+    queries = s.queries + padded - s.keys  # shifted with the keys: rows that fill up the last tile change nothing
+    causal = jnp.minimum(out(_seen(queries, padded, s.window)) + edge, out(padded + TILE))
     mean = out(s.causal) * causal + out((1 - s.causal) * padded)
     longest = out(s.causal) * jnp.minimum(out(most) + height, out(padded)) + out((1 - s.causal) * padded)
 
