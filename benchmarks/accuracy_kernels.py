@@ -5,10 +5,11 @@
 FOLDER holds tables of measured kernels. Shapes: a quarter of the groups (whole (n, k) pairs, head shapes) held out by a hash of their names, or each
 mixture-of-experts model in turn; the fit starts from the family's prior and sees the other rows of that set alone. Transfer: one GPU held out whole, predicted
 from fits to the others and its datasheet, then refitted to 8, 32, 128 of its own rows, spread evenly over log time (mean of two draws). `--every`
-also prints the sets that no goal names. About 15 minutes on two cores without `--every`.
+also prints the sets that no goal names. About 15 minutes on two cores without `--every`. With `--family` or `--only`, FILE keeps what it holds of the rest.
 """
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -200,6 +201,11 @@ def tables(result: dict) -> list[tuple[str, list[str], list[list[str]]]]:
     return out
 
 
+def kept(before: dict, part: str, families: list[str] | None) -> list[dict]:
+    """Rows of an earlier run that are of other families than those measured now."""
+    return [row for row in before.get(part, []) if families is not None and row["family"] not in families]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -211,6 +217,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=200)
     say = lambda text: console.print(f"[dim]{text}[/dim]")
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     result: dict = {}
     if set(options.only) & {"shapes", "transfer"}:
         table = read_kernels(sorted(str(p) for p in options.folder.iterdir() if p.name.endswith((".csv", ".csv.gz", ".parquet"))))
@@ -218,11 +225,12 @@ def main() -> None:
         result |= dict(n_rows=len(table), n_used=sum(len(one.kernels) for one in placed), skipped=dict(skipped.most_common()))
         placed = [one for one in placed if options.family is None or one.rows.family.name in options.family]
         if "shapes" in options.only:
-            result["shapes"] = shapes(placed, options.every, say)
+            result["shapes"] = kept(before, "shapes", options.family) + shapes(placed, options.every, say)
         if "transfer" in options.only:
-            result["transfer"] = transfer(placed, say)
+            result["transfer"] = kept(before, "transfer", options.family) + transfer(placed, say)
     if "speed" in options.only:
         result["speed"] = speed()
+    result = {name: part for name, part in before.items() if name in PARTS} | result
     show(tables(result), result, options, console)
 
 
