@@ -201,9 +201,15 @@ def tables(result: dict) -> list[tuple[str, list[str], list[list[str]]]]:
     return out
 
 
-def kept(before: dict, part: str, families: list[str] | None) -> list[dict]:
-    """Rows of an earlier run that are of other families than those measured now."""
-    return [row for row in before.get(part, []) if families is not None and row["family"] not in families]
+def merged(before: dict, part: str, families: list[str] | None, measured: list[dict]) -> list[dict]:
+    """Rows measured now, and where that was for some families alone, those of an earlier run for the others, in its order."""
+    if families is None:
+        return measured
+    earlier = before.get(part, [])
+    rows = [row for row in earlier if row["family"] not in families]
+    rows = [row | {"errors": {int(count): error for count, error in row["errors"].items()}} if "errors" in row else row for row in rows]
+    order = list(dict.fromkeys(row["family"] for row in earlier))
+    return sorted(rows + measured, key=lambda row: order.index(row["family"]) if row["family"] in order else len(order))
 
 
 def main() -> None:
@@ -225,12 +231,12 @@ def main() -> None:
         result |= dict(n_rows=len(table), n_used=sum(len(one.kernels) for one in placed), skipped=dict(skipped.most_common()))
         placed = [one for one in placed if options.family is None or one.rows.family.name in options.family]
         if "shapes" in options.only:
-            result["shapes"] = kept(before, "shapes", options.family) + shapes(placed, options.every, say)
+            result["shapes"] = merged(before, "shapes", options.family, shapes(placed, options.every, say))
         if "transfer" in options.only:
-            result["transfer"] = kept(before, "transfer", options.family) + transfer(placed, say)
+            result["transfer"] = merged(before, "transfer", options.family, transfer(placed, say))
     if "speed" in options.only:
         result["speed"] = speed()
-    result = {name: part for name, part in before.items() if name in PARTS} | result
+    result = before | result
     show(tables(result), result, options, console)
 
 

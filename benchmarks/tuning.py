@@ -28,7 +28,7 @@ from diffperf.tune._overlap._space import Grid
 
 EXCESS_GOAL, EVALUATIONS_GOAL, RISK_GOAL = 0.002, 340, 0.02
 EQUAL = 1e-5  # relative: makespans that differ by less are called equal
-LONG = dict(starts=64, steps=120, budget=4000, seed=7)
+LONG = dict(starts=256, steps=120, budget=20_000, seed=7)
 FIT_DRAWS, TEST_DRAWS = 512, 4000
 
 
@@ -123,15 +123,24 @@ def compare(names, rows):
         print(f"{name:34}{row['collectives']:>3}{1e3 * row['best_s']:>10.3f}" + "".join(f"{cell:>23}" for cell in cells), end="")
         print(f"{'yes' if no_worse else 'NO':>9}{'yes' if better else 'no':>7}   {100 * of['nominal_risk']:.1f} ({100 * of['nominal_expected_gain']:.1f}), "
               f"{100 * of['robust_risk']:.2f} ({100 * of['robust_expected_gain']:.1f}){' default kept' * of['kept_default']}", flush=True)  # fmt: skip
-    verdicts, many, robust = [verdict(row) for row in rows], [row for row in rows if row["collectives"] >= 8], [row["robust"] for row in rows]
+    print("\n" + "\n".join(summary(rows)))
+
+
+def summary(rows):
+    """What the regions add up to: excess and evaluations, comparison with Lagom's search, robust tuning."""
+    verdicts, robust = [verdict(row) for row in rows], [row["robust"] for row in rows]
+    better = lambda what: " of ".join(str(sum(counted)) for counted in ([v[2] for v, row in zip(verdicts, rows) if row[what] >= 8],
+                                                                       [row[what] >= 8 for row in rows]))  # fmt: skip
     gains = [of["robust_expected_gain"] for of in robust if not of["kept_default"]]
-    print(f"\nlargest excess of the gradient {100 * max(v[0] for v in verdicts):.2f}% (goal {100 * EXCESS_GOAL:.1f}%), at most "
-          f"{max(row['searches']['gradient']['evaluations'] for row in rows)} evaluations (goal {EVALUATIONS_GOAL})")  # fmt: skip
-    print(f"what tune uses is no worse than priority in {sum(v[1] for v in verdicts)} of {len(rows)} regions; with 8 collectives or more the "
-          f"gradient is better, or needs half the evaluations, in {sum(verdict(row)[2] for row in many)} of {len(many)}")  # fmt: skip
-    print(f"robust: worse than the default in at most {100 * max(of['robust_risk'] for of in robust):.2f}% of draws (goal {100 * RISK_GOAL:.0f}%), "
-          f"nominal in up to {100 * max(of['nominal_risk'] for of in robust):.0f}%; default kept in {sum(of['kept_default'] for of in robust)}; "
-          f"median expected gain of the others {100 * statistics.median(gains or [0.0]):.1f}%")
+    return (
+        f"largest excess of the gradient {100 * max(v[0] for v in verdicts):.2f}% (goal {100 * EXCESS_GOAL:.1f}%), at most "
+        f"{max(row['searches']['gradient']['evaluations'] for row in rows)} evaluations (goal {EVALUATIONS_GOAL})",
+        f"what `tune` uses is no worse than Lagom's search in {sum(v[1] for v in verdicts)} of {len(rows)} regions; the gradient is better, or needs "
+        f"at most half the evaluations, in {better('collectives')} regions of at least 8 collectives, {better('operators')} of at least 8 operators",
+        f"robust: worse than the default in at most {100 * max(of['robust_risk'] for of in robust):.2f}% of draws (goal {100 * RISK_GOAL:.0f}%), "
+        f"nominal in up to {100 * max(of['nominal_risk'] for of in robust):.0f}%; default kept in {sum(of['kept_default'] for of in robust)} of {len(rows)}; "
+        f"median expected gain of the others {100 * statistics.median(gains or [0.0]):.1f}%",
+    )
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@
     python benchmarks/update_docs.py [--outputs] [--check]
 
 Rewrites what lies between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in README.md and in pages of docs; the tables of kernels and collectives come from
-`kernel_tables.py`. `--outputs` also runs every example
-whose output a page shows, and puts the new output in: a `console` block under a comment `<!-- output: 1-20 -->` (lines kept; all without
-numbers), and a `text` block under `<!-- prints -->`, which holds what the Python block before it prints. `--check` writes nothing and fails when
-the blocks of figures are not those of the JSON files.
+`kernel_tables.py`, those of overlap and timeline from `overlap_tables.py`. `--outputs` also runs every example whose output a page
+shows, and puts the new output in: a `console` block under a comment `<!-- output: 1-20 -->` (lines kept; all without numbers), and a `text` block under
+`<!-- prints -->`, which holds what the Python block before it prints. `--check` writes nothing and fails when the blocks of figures are not those of the
+JSON files.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import accuracy
 import kernel_tables
+import overlap_tables
 from kernel_tables import table
 
 from diffperf.io import write_atomic
@@ -177,6 +178,10 @@ def filled() -> dict[Path, str]:
         (ROOT / "docs" / "accuracy.md", "kernels"): kernel_tables.kernels_accuracy(),
         (ROOT / "docs" / "accuracy.md", "kernels-shortfalls"): kernel_tables.kernels_shortfalls(),
         (ROOT / "docs" / "accuracy.md", "collectives"): kernel_tables.collectives_accuracy(),
+        (ROOT / "docs" / "accuracy.md", "overlap-law"): overlap_tables.law(),
+        (ROOT / "docs" / "accuracy.md", "overlap-searches"): overlap_tables.searches(),
+        (ROOT / "docs" / "accuracy.md", "overlap-robust"): overlap_tables.robust(),
+        (ROOT / "docs" / "accuracy.md", "timeline"): overlap_tables.schedules(),
         (ROOT / "docs" / "own-gpu.md", "transfer"): kernel_tables.kernels_transfer(),
         **{(ROOT / "docs" / "kernels.md", name): content for name, content in kernel_tables.kernel_blocks().items()},
     }

@@ -1,0 +1,79 @@
+"""Tables of overlap and timeline for the documentation, from `docs/data/tuning.json` and `docs/data/timeline.json`; used by `update_docs.py`."""
+
+import json
+from typing import Any
+
+import timeline
+import tuning
+from kernel_tables import DATA, table
+
+ABSENT = "Not measured yet: `python benchmarks/{0}.py --json docs/data/{0}.json`."
+SEARCHES = {"priority as described": "Lagom's search", "priority": "its best variant", "coordinate": "coordinate", "gradient": "gradient"}
+
+
+def read(name: str) -> dict[str, Any] | None:
+    path = DATA / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def percent(value: float, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f}"
+
+
+def law() -> str:
+    """The law of lost processors on kernels of traces."""
+    result = read("tuning")
+    if result is None:
+        return ABSENT.format("tuning")
+    first = next(iter(result["law"].values()))["errors"]
+    names = [name for name in first if "constants of" not in name]
+    other = lambda of: next((percent(error) for name, error in of["errors"].items() if "constants of" in name), "")
+    body = [[gpu, str(of["kernels"]), *(percent(of["errors"][name]) for name in names), other(of), percent(of["floor"])] for gpu, of in result["law"].items()]
+    return table(["trace", "kernels", *(f"{name}, %" for name in names), "law with the other GPU's constants, %", "least for any law of blocks, %"], body)
+
+
+def searches() -> str:
+    """Every search on every region, and what they add up to."""
+    result = read("tuning")
+    if result is None:
+        return ABSENT.format("tuning")
+    body = []
+    for row in result["regions"]:
+        cell = lambda name, row=row: f"{percent(row['searches'][name]['makespan_s'] / row['best_s'] - 1, 2)} ({row['searches'][name]['evaluations']})"
+        body.append([f"`{row['region']}`", str(row["collectives"]), f"{1e3 * row['best_s']:.2f}", cell("default").split()[0], *map(cell, SEARCHES)])
+    head = ["region", "collectives", "best ms", "default", *SEARCHES.values()]
+    return table(head, body) + "\n\n" + "\n".join(f"- {line}" for line in tuning.summary(result["regions"])[:2])
+
+
+def robust() -> str:
+    """Risk and gain of nominal and robust settings on draws that tuning has not seen."""
+    result = read("tuning")
+    if result is None:
+        return ABSENT.format("tuning")
+    body = []
+    for row in result["regions"]:
+        of = row["robust"]
+        numbers = [percent(of[key]) for key in ("nominal_expected_gain", "nominal_risk")] + [percent(of["robust_expected_gain"]), percent(of["robust_risk"], 2)]
+        body.append([f"`{row['region']}`", *numbers, "yes" if of["kept_default"] else ""])
+    head = ["region", "nominal: expected gain, %", "worse than the default, % of draws", "robust: expected gain, %", "worse than the default, % of draws",
+            "keeps the default"]  # fmt: skip
+    return table(head, body) + "\n\n" + f"- {tuning.summary(result['regions'])[2]}"
+
+
+def schedules() -> str:
+    """Closed forms against the timeline, and the speed of the longest path."""
+    result = read("timeline")
+    if result is None:
+        return ABSENT.format("timeline")
+    longer = lambda row: "any ratio is exact" if row["worst_unequal_passes"] is None else percent(row["worst_unequal_passes"], 2)
+    closed = table(["schedule", "configurations", "closed form off by at most, %", "with input gradients up to twice the forward pass, %"],
+                   [[row["schedule"], str(row["points"]), percent(row["worst"], 4), longer(row)] for row in result["schedules"]])  # fmt: skip
+    signed = lambda value: f"{100 * value:+.1f}"
+    steps = table(["step on H100", "tasks", "timeline over `train_step`, %", "with `bubble_factor` 1, %"],
+                  [[row["step"], f"{row['tasks']:,}", signed(row["off"]), signed(row["off_whole_bubble"])] for row in result["steps"]])
+    speed = table(["graph", "tasks", "forward, ms", "gradient, ms", "compilation of both, s"],
+                  [[row["graph"], f"{row['tasks']:,}", f"{1e3 * row['forward_s']:.2f}", f"{1e3 * row['gradient_s']:.2f}",
+                    f"{row['forward_compile_s'] + row['gradient_compile_s']:.1f}"] for row in result["speed"]])  # fmt: skip
+    goals = f"Goals: {1e3 * timeline.FORWARD_GOAL:.0f} ms, {1e3 * timeline.GRADIENT_GOAL:.0f} ms, {percent(timeline.AGREEMENT_GOAL, 0)}%."
+    where = f"Longest path, float64, {result['machine']}, jax {result['jax']}, median of {result['repeats']}:"
+    return f"{closed}\n\n{steps}\n\n{where}\n\n{speed}\n\n{goals}"
