@@ -70,6 +70,8 @@ def test_schedules_run_every_pass_once_and_as_a_simulation_does(schedule, p, m, 
 @pytest.mark.parametrize("name, schedule, p, m, v", [
     ("1f1b", "gpipe", 8, 8, 1), ("1f1b", "1f1b", 8, 24, 1), ("1f1b", "1f1b", 8, 16, 2), ("zero-bubble", "zb-h1", 8, 12, 1), ("zero-bubble", "zb-v", 8, 16, 2),
     ("dualpipe", "dualpipe", 8, 16, 1),
+    ("zero-bubble", "zb-h1", 8, 1, 1), ("zero-bubble", "zb-h1", 8, 5, 1), ("zero-bubble", "zb-v", 8, 1, 2), ("zero-bubble", "zb-v", 8, 7, 2),
+    ("zero-bubble", "zb-v", 6, 8, 2),
 ])  # fmt: skip
 @pytest.mark.parametrize("w", [1 / 3, 0.22])
 def test_closed_forms_are_the_bubbles_of_the_orders(name, schedule, p, m, v, w):

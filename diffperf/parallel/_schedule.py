@@ -18,20 +18,24 @@ def bubble_slots(plan: Plan, weight_gradient_share: Float[Array, ""] | float) ->
     forward plus backward that is the weight gradient, which may be put off (a third of matmul time, less of a whole pass), and the forward pass takes as
     long as the input gradient. In the terms of DeepSeek-AI 2024: F = (1 - w) / 2, B = (1 + w) / 2, F&B = F + B = 1, W = w.
     With two virtual stages zero bubble is ZB-V, idle only until its first forward pass arrives, `(p - 1) (1 - w) / 4`; with more there is no
-    such schedule, and H1 over `v` stands for it.
+    such schedule, and H1 over `v` stands for it. Zero bubble needs micro-batches to fill its gaps with weight gradients: of one alone all `(p - 1) (1 - w)`
+    is idle, and each more takes away `w` up to `p` (H1), `(1 - w) / 2` up to `p` and `w` beyond (ZB-V).
 
     1F1B and interleaving are exact for any ratio of forward to backward time (interleaving for a multiple of `p` micro-batches), H1 where the
     weight gradient takes no longer than the forward pass and the input gradient. ZB-V and DualPipe are exact where forward pass and input
-    gradient take equally long, up to `w = 1/3`, in steps of at least `2 p - 1` and `2 p` micro-batches; shorter steps idle up to twice as
-    long under ZB-V and cannot run under DualPipe. Where the input gradient takes up to twice the forward pass (long sequences: attention
-    costs 2.5 times as much backward) the whole step is off by up to 2.6% for ZB-V and 1.4% for DualPipe; `estimate.timeline` has the exact time.
+    gradient take equally long, up to `w = 1/3`; DualPipe needs `2 p` micro-batches. Where the input gradient takes up to twice the forward pass (long
+    sequences: attention costs 2.5 times as much backward; recomputation) the whole step is off by up to 2.6% for ZB-V, 8% in steps of fewer than `2 p`
+    micro-batches, and 1.4% for DualPipe; `estimate.timeline` has the exact time.
 
     Returns:
       Slots, at least 0; 0 for one stage. [1]
     """
-    p, v, w = plan.pipeline_parallel, plan.virtual_stages, weight_gradient_share
+    p, v, m, w = plan.pipeline_parallel, plan.virtual_stages, num_microbatches(plan), weight_gradient_share
     plain = (p - 1) / v
-    zero_bubble = jnp.maximum((p - 1) / v * jnp.where(v == 2, (1 - w) / 2, 1 - 2 * w), 0.0)
+    alone, more = (p - 1) * (1 - w), jnp.clip(m, 1.0, p) - 1
+    one_way = jnp.maximum(alone - more * w, 0.0) / v
+    there_and_back = jnp.maximum(alone - more * (1 - w) / 2 - jnp.maximum(m - p, 0.0) * w, alone / 4)
+    zero_bubble = jnp.where(v == 2, there_and_back, one_way)
     dualpipe = jnp.maximum(p / 2 - 1, 0.0) * jnp.maximum((3 - 5 * w) / 2, 0.0)
     return jnp.where(p > 1, plan.schedule @ jnp.stack([plain, zero_bubble, dualpipe]), 0.0)
 
