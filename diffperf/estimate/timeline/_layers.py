@@ -21,7 +21,8 @@ class Layout(NamedTuple):
       tensor: whether tensor-parallel ranks exchange.
       ring: blocks of keys and values that go round; 1 for no ring.
       context: whether context-parallel ranks exchange.
-      expert: whether routed experts exchange tokens.
+      experts: whether there are routed experts.
+      expert: whether they exchange tokens.
       offload: whether activations go to the host.
       recompute: whether a backward pass repeats forward work.
     """
@@ -29,6 +30,7 @@ class Layout(NamedTuple):
     tensor: bool
     ring: int
     context: bool
+    experts: bool
     expert: bool
     offload: bool
     recompute: bool
@@ -60,6 +62,8 @@ def add_group(tasks: TaskList, rank: int, label: str, direction: str, after: tup
         gate = _halves(add, direction, gate, attention=layout.ring == 1)
     else:
         gate = (add("layers", direction, "compute", gate),)
+        if layout.experts:
+            gate = (add("experts", direction, "compute", gate),)
     for what, used in (("tensor", layout.tensor), ("context", layout.context), ("expert", layout.expert)):
         if used:
             gate = (add(what, what, what, gate),)

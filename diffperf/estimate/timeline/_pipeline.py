@@ -48,7 +48,7 @@ def pipeline_timeline(
     order = pipeline_order(schedule, stages, micro_batches, virtual_stages)
     shape = StepShape(
         schedule=schedule, stages=stages, micro_batches=micro_batches, virtual_stages=virtual_stages, layers=1.0, order=order,
-        layout=Layout(tensor=False, ring=1, context=False, expert=False, offload=False, recompute=False),
+        layout=Layout(tensor=False, ring=1, context=False, experts=False, expert=False, offload=False, recompute=False),
         shard_parameters=False, trained=True, reduce=False, reduce_every=False, update=False, overlap_gradient=True, host=False,
     )  # fmt: skip
     tasks = TaskList()

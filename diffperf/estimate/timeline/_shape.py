@@ -105,6 +105,7 @@ def step_shape(model: Transformer, plan: Plan, schedule: str | None) -> StepShap
             tensor=q.tensor_parallel > 1,
             context=c > 1,
             ring=c if q.context_all_to_all == 0 else 1,
+            experts=experts,
             expert=experts and q.expert_parallel > 1,
             offload=q.activation_offload > 0,
             recompute=q.recompute_full > 0 or repeats_core,
