@@ -74,6 +74,10 @@ def schedules() -> str:
     speed = table(["graph", "tasks", "forward, ms", "gradient, ms", "compilation of both, s"],
                   [[row["graph"], f"{row['tasks']:,}", f"{1e3 * row['forward_s']:.2f}", f"{1e3 * row['gradient_s']:.2f}",
                     f"{row['forward_compile_s'] + row['gradient_compile_s']:.1f}"] for row in result["speed"]])  # fmt: skip
+    drawn = result["drawn"]
+    others = (f"Of {drawn['count']} plans drawn at random that run and fit in memory, with `bubble_factor` 1, half are within "
+              f"{percent(drawn['median'])}%, nine of ten within {percent(drawn['p90'])}%; farthest off, "
+              f"by {signed(drawn['worst'])}%, is {drawn['worst_plan']}.")  # fmt: skip
     goals = f"Goals: {1e3 * timeline.FORWARD_GOAL:.0f} ms, {1e3 * timeline.GRADIENT_GOAL:.0f} ms, {percent(timeline.AGREEMENT_GOAL, 0)}%."
     where = f"Longest path, float64, {result['machine']}, jax {result['jax']}, median of {result['repeats']}:"
-    return f"{closed}\n\n{steps}\n\n{where}\n\n{speed}\n\n{goals}"
+    return f"{closed}\n\n{steps}\n\n{others}\n\n{where}\n\n{speed}\n\n{goals}"

@@ -1,15 +1,16 @@
-"""Speed of the longest path, and closed forms of pipeline schedules against it: `python benchmarks/timeline.py [--json FILE] [--repeats N] [--tasks N]`.
+"""Speed of the longest path, and closed forms against it: `python benchmarks/timeline.py [--json FILE] [--repeats N] [--tasks N] [--plans N]`.
 
 Speed: a graph of 10,000 tasks, the timeline of a step and random ones, in float64. Compilation is timed apart; clocks stop after `jax.block_until_ready`;
 forward and gradient run turn about. Run it with `taskset -c 0` for one core. Agreement: step time of the closed form over that of the timeline, both in times
 of one micro-batch, on a grid of stages, micro-batches and virtual stages, for weight-gradient shares of a third, a quarter and a fifth of the passes, and,
 where the closed form is for any ratio, forward to backward times of 1:1, 1:2 and 1:3. Below it what a closed form leaves out: input gradients that take
-longer than the forward pass. Last, `train_step` against the timeline of whole steps.
+longer than the forward pass. Last, `train_step` against the timeline of whole steps: some by name, and plans drawn at random that run and fit in memory.
 """
 
 import argparse
 import json
 import platform
+import random
 import statistics
 import time
 from importlib.metadata import version
@@ -21,9 +22,10 @@ import numpy as np
 
 from diffperf.estimate.timeline import Task, finish_times, makespan, pipeline_timeline, step_timeline, task_graph
 from diffperf.estimate.timeline._longest_path import host_schedule
+from diffperf.estimate.timeline._step import step_numbers
 from diffperf.hardware import load_system
 from diffperf.io import write_atomic
-from diffperf.parallel import make_plan
+from diffperf.parallel import PlanError, make_plan
 from diffperf.parallel._schedule import bubble_slots
 from diffperf.stack import load_stack
 from diffperf.workload import load_model
@@ -41,8 +43,10 @@ STEPS = {
     "ZB-V": ("llama-3.1-8b", dict(global_batch_size=128, tensor_parallel=2, pipeline_parallel=4, data_parallel=4, schedule="zero-bubble", virtual_stages=2)),
     "DualPipe": ("llama-3.1-8b", dict(global_batch_size=128, tensor_parallel=2, pipeline_parallel=4, data_parallel=4, schedule="dualpipe")),
     "FSDP": ("llama-3.1-8b", dict(global_batch_size=128, data_parallel=32, zero_stage=3)),
+    "ZeRO 2, 1F1B": ("llama-3.1-8b", dict(global_batch_size=128, pipeline_parallel=4, data_parallel=8, zero_stage=2)),
     "ZeRO 2": ("llama-3.1-8b", dict(global_batch_size=128, data_parallel=32, zero_stage=2)),
     "ring": ("llama-3.1-8b", dict(global_batch_size=128, tensor_parallel=2, context_parallel=4, data_parallel=4)),
+    "experts, whole": ("mixtral-8x7b", dict(global_batch_size=32, tensor_parallel=8, pipeline_parallel=4)),
     "experts": ("mixtral-8x7b", dict(global_batch_size=128, data_parallel=16, expert_parallel=8, pipeline_parallel=4)),
 }
 
@@ -94,8 +98,8 @@ def agreement():
     for schedule, name, chunks in SCHEDULES:
         worst, points, unlike = 0.0, 0, 0.0
         for p in (2, 4, 8):
-            for m in (2 * p, 4 * p):
-                for v in chunks:
+            for v in chunks:
+                for m in micro_batches(schedule, p, v):
                     splits = [((1 - w) / 2, (1 - w) / 2, w) for w in (1 / 3, 1 / 4, 1 / 5)]
                     if name == "1f1b":
                         splits = [(1 / (1 + ratio), ratio / (1 + ratio), 0.0) for ratio in (1, 2, 3)]
@@ -107,6 +111,15 @@ def agreement():
                             unlike = max(unlike, abs(_off(schedule, name, p, m, v, 1 / total, longer / total, 1 / total)))
         rows.append({"schedule": schedule, "points": points, "worst": worst, "met": worst <= AGREEMENT_GOAL, "worst_unequal_passes": unlike or None})
     return rows
+
+
+def micro_batches(schedule, stages, virtual_stages):
+    """Numbers of micro-batches on the grid, short steps included: those that the schedule can run."""
+    if schedule == "dualpipe":
+        return (2 * stages, 4 * stages)
+    if schedule != "zb-v" and virtual_stages > 1:  # interleaved: rounds of as many as there are stages
+        return (stages, 2 * stages, 4 * stages)
+    return sorted({1, stages // 2, stages, stages * 3 // 2, 2 * stages, 4 * stages})
 
 
 def _off(schedule, name, p, m, v, forward, backward, weight):
@@ -130,11 +143,47 @@ def whole_steps():
     return rows
 
 
+DRAWN = dict(
+    tensor_parallel=(1, 2, 4, 8), pipeline_parallel=(1, 1, 2, 4, 8), context_parallel=(1, 1, 2), data_parallel=(1, 2, 4, 8, 16), zero_stage=(0, 1, 2, 3),
+    micro_batch_size=(1, 2), virtual_stages=(1, 1, 2), schedule=("1f1b", "1f1b", "zero-bubble", "dualpipe"), recompute=("none", "selective", "full"),
+)  # fmt: skip
+DRAWN_MODELS, DRAWN_SYSTEMS = ("llama-3.1-8b", "mixtral-8x7b", "llama-3.1-70b"), ("h100_sxm", "a100_sxm_80", "mi300x", "b200_sxm")
+
+
+def drawn_steps(count):
+    """Makespan over `train_step` with the whole bubble, less 1, of plans drawn at random, and the plan that is farthest off."""
+    draw = random.Random(0)
+    whole = eqx.tree_at(lambda s: s.bubble_factor, load_stack("typical"), jnp.asarray(1.0, float))
+    models = {name: load_model(name) for name in DRAWN_MODELS}
+    found = []
+    while len(found) < count:
+        words = {name: draw.choice(choices) for name, choices in DRAWN.items()}
+        model = draw.choice(DRAWN_MODELS)
+        if model == "mixtral-8x7b":
+            words["expert_parallel"] = draw.choice((1, 2, 4, 8))
+        words["global_batch_size"] = words["data_parallel"] * words["micro_batch_size"] * draw.choice((1, 4, 8, 16))
+        devices = words["tensor_parallel"] * words["pipeline_parallel"] * words["context_parallel"] * words["data_parallel"]
+        system = load_system(draw.choice(DRAWN_SYSTEMS), num_devices=devices)
+        try:
+            plan = make_plan(**words)
+            if not step_numbers(models[model], system, plan, whole)[1].feasible:
+                continue
+            timeline = step_timeline(models[model], system, plan, whole)
+        except PlanError:
+            continue
+        used = [f"{name} {value}" for name, value in words.items() if value not in (1, "1f1b", "none")]
+        found.append((float(timeline.makespan / timeline.closed_form - 1), ", ".join([model, *used])))
+    off = sorted(abs(one) for one, _ in found)
+    worst = max(found, key=lambda one: abs(one[0]))
+    return {"count": count, "median": statistics.median(off), "p90": off[int(0.9 * count)], "worst": worst[0], "worst_plan": worst[1]}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--plans", type=int, default=60, help="drawn at random")
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     model, system, stack = load_model("llama-3.1-8b"), load_system("h100_sxm", num_devices=64), load_stack("typical")
@@ -168,9 +217,12 @@ def main():
     print(f"{'step on H100':14} {'tasks':>7} {'timeline s':>11} {'train_step s':>13} {'off':>7} {'with the whole bubble':>22}")
     for row in steps:
         print(f"{row['step']:14} {row['tasks']:7} {row['timeline_s']:11.4f} {row['train_step_s']:13.4f} {row['off']:+7.2%} {row['off_whole_bubble']:+22.2%}")
+    drawn = drawn_steps(args.plans)
+    print(f"{drawn['count']} plans drawn at random, with the whole bubble: half are within {drawn['median']:.1%}, nine of ten within {drawn['p90']:.1%}; "
+          f"farthest off, by {drawn['worst']:+.1%}: {drawn['worst_plan']}")  # fmt: skip
     if args.json:
         document = {"machine": platform.machine(), "jax": version("jax"), "repeats": args.repeats, "speed": fast, "layout_s": again, "schedules": agree,
-                    "steps": steps}  # fmt: skip
+                    "steps": steps, "drawn": drawn}  # fmt: skip
         write_atomic(args.json, json.dumps(document, indent=1) + "\n")
 
 

@@ -51,8 +51,10 @@ LAYOUTS = {
     "hybrid": (DENSE, dict(global_batch_size=32, data_parallel=8, zero_stage=3, shard_group=4)),
     "fsdp in a pipeline": (DENSE, dict(global_batch_size=32, data_parallel=4, zero_stage=3, pipeline_parallel=2)),
     "zero 2": (DENSE, dict(global_batch_size=32, data_parallel=8, zero_stage=2)),
+    "zero 2 in a pipeline": (DENSE, dict(global_batch_size=32, data_parallel=4, zero_stage=2, pipeline_parallel=2)),
     "ring": (DENSE, dict(global_batch_size=8, context_parallel=4, tensor_parallel=2)),
     "all-to-all": (DENSE, dict(global_batch_size=8, context_parallel=4, context_mode="all-to-all")),
+    "experts of one rank": (EXPERTS, dict(global_batch_size=8, tensor_parallel=2)),
     "experts": (EXPERTS, dict(global_batch_size=32, data_parallel=8, expert_parallel=8)),
     "experts and ring": (EXPERTS, dict(global_batch_size=8, data_parallel=4, context_parallel=2, expert_parallel=8)),
     "offload": (DENSE, dict(global_batch_size=8, activation_offload=0.5, optimizer_offload=1.0)),
@@ -102,7 +104,7 @@ def test_the_timeline_is_near_the_closed_form(steps, name):
     """What they differ in is said in the module: mostly exposed data-parallel traffic, hidden transfers, the fitted factor on the bubble."""
     timeline, estimate, _ = steps(name)
     assert timeline.closed_form == estimate.step_time
-    assert_allclose(timeline.makespan, estimate.step_time, rtol=1e-9 if name in ("one device", "tensor", "offload") else 0.12)
+    assert_allclose(timeline.makespan, estimate.step_time, rtol=1e-9 if name in ("one device", "tensor", "experts of one rank", "offload") else 0.12)
 
 
 def test_1f1b_is_the_closed_form_where_nothing_is_hidden(stack):
@@ -112,6 +114,17 @@ def test_1f1b_is_the_closed_form_where_nothing_is_hidden(stack):
         plan = make_plan(global_batch_size=16, pipeline_parallel=4, virtual_stages=v)
         timeline = step_timeline(DENSE, SYSTEM, plan, plain)
         assert_allclose(timeline.makespan, timeline.closed_form, rtol=0.01)
+
+
+@pytest.mark.parametrize("words", [dict(zero_stage=3), dict(zero_stage=2), dict(zero_stage=2, pipeline_parallel=4)])
+def test_slow_data_parallel_traffic_blocks_as_much_as_in_the_closed_form(stack, words):
+    """Traffic of every micro-batch on links 30 times slower, so that much of it hides under nothing."""
+    slow = eqx.tree_at(lambda s: s.scale_up.bandwidth, SYSTEM, SYSTEM.scale_up.bandwidth / 30)
+    plan = make_plan(global_batch_size=64, data_parallel=2, **words)
+    timeline = step_timeline(DENSE, slow, plan, changed(stack, bubble_factor=1.0))
+    data = step_numbers(DENSE, slow, plan, stack)[1].breakdown.data
+    assert data > 0.2 * timeline.closed_form
+    assert_allclose(timeline.makespan, timeline.closed_form, rtol=0.02)
 
 
 def test_prefetch_hides_all_but_the_first_gather(stack):
@@ -125,7 +138,9 @@ def test_prefetch_hides_all_but_the_first_gather(stack):
     timeline = step_timeline(DENSE, SYSTEM, plan, perfect, groups=8)
     compute = work(t.forward) + work(t.backward) + float(t.weight + t.forward.vocabulary + t.backward.vocabulary)
     tail = float(t.optimizer + t.overhead)
-    assert_allclose(timeline.makespan, gather + compute + scatter + tail, rtol=1e-9)
+    assert 0 < t.gather_exposed < 1e-3  # a perfect overlap of the closed form is a norm, not quite a maximum
+    blocks = float(t.gather_exposed) * (15 * gather + 7 * scatter)
+    assert_allclose(timeline.makespan, gather + compute + scatter + blocks + tail, rtol=1e-9)
     none = step_timeline(DENSE, SYSTEM, make_plan(global_batch_size=8, data_parallel=8, zero_stage=3, overlap_parameter=False), perfect, groups=8)
     assert_allclose(none.makespan, compute + float(2 * t.gather + t.scatter) + tail, rtol=1e-9)
 

@@ -90,6 +90,19 @@ def gradient_reduce_time(model: Transformer, system: System, plan: Plan, stack: 
     return plan.trainable * (stack.gradient_traffic * moved + latency)
 
 
+def exposed_gather_time(model: Transformer, system: System, plan: Plan, stack: Stack, compute: Float[Array, ""]) -> Float[Array, ""]:
+    """What the traffic of `parameter_gather_time` adds to a micro-batch of `compute` seconds. [s]"""
+    traffic = parameter_gather_time(model, system, plan, stack)
+    return blended_overlap(compute, traffic, stack.shard_overlap * plan.overlap_parameter) - compute
+
+
+def exposed_reduce_time(model: Transformer, system: System, plan: Plan, stack: Stack, compute: Float[Array, ""]) -> Float[Array, ""]:
+    """What of `gradient_reduce_time` hides under no micro-batch, each of `compute` seconds; per step. [s]"""
+    batches = 1 + plan.shard_gradients * (1 - plan.shard_parameters) * (num_microbatches(plan) - 1)  # micro-batches with a reduction to hide
+    cover = plan.overlap_gradient * stack.data_overlap * compute / plan.virtual_stages * batches
+    return exposed_time(gradient_reduce_time(model, system, plan, stack), cover)
+
+
 def optimizer_time(model: Transformer, system: System, plan: Plan, stack: Stack) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Optimizer step on the device, and host transfers of offloaded states (gradients out, parameters back). [s]"""
     dense, experts = device_parameters(model, plan)
@@ -131,12 +144,9 @@ def train_step(model: Transformer, system: System, plan: Plan, stack: Stack) -> 
     offloaded = 2 * plan.activation_offload * jnp.sum(count) / p * message / system.host.link_bandwidth * stack.offload_exposed
 
     compute = sum(per_stage) + vocabulary + pipeline
-    overlap = stack.shard_overlap * plan.overlap_parameter
-    with_gather = blended_overlap(compute, parameter_gather_time(model, system, plan, stack), overlap)
-    micro_batch = with_gather + offloaded
-    batches = 1 + plan.shard_gradients * (1 - plan.shard_parameters) * (m - 1)  # micro-batches with a reduction to hide
-    cover = plan.overlap_gradient * stack.data_overlap * compute / v * batches
-    reduce = exposed_time(gradient_reduce_time(model, system, plan, stack), cover)
+    gather = exposed_gather_time(model, system, plan, stack, compute)
+    reduce = exposed_reduce_time(model, system, plan, stack, compute)
+    micro_batch = compute + gather + offloaded
     optimizer, host = optimizer_time(model, system, plan, stack)
     put_off = safe_divide(plan.trainable * per_stage.matmul, (2 + plan.trainable) * micro_batch)  # weight gradients: one of three passes of the matmuls
     bubble = stack.bubble_factor * bubble_slots(plan, put_off) * micro_batch
@@ -155,7 +165,7 @@ def train_step(model: Transformer, system: System, plan: Plan, stack: Stack) -> 
         context=m * per_stage.context,
         expert=m * per_stage.expert,
         pipeline=m * pipeline,
-        data=m * (with_gather - compute) + reduce,
+        data=m * gather + reduce,
         bubble=bubble,
         optimizer=optimizer,
         offload=m * offloaded + host,

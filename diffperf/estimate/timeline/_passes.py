@@ -21,7 +21,7 @@ from ...smooth import safe_divide
 from ...stack import Stack
 from ...workload import Transformer
 from .._layer import ELEMENTWISE_BACKWARD, LayerTime, layer_time, matmuls_time, rates
-from .._train import gradient_reduce_time, optimizer_time, parameter_gather_time, vocabulary_time
+from .._train import exposed_gather_time, exposed_reduce_time, gradient_reduce_time, optimizer_time, parameter_gather_time, vocabulary_time
 
 
 class PassTimes(NamedTuple):
@@ -60,8 +60,9 @@ class StepTimes(NamedTuple):
       weight: weight gradient of a micro-batch.
       recompute: forward work repeated in the backward pass of a micro-batch, with its communication.
       gather, scatter: sharded parameters once gathered, their gradients once scattered, per step in a pipeline, else per micro-batch.
-      gather_exposed: part of both that blocks. [1]
+      gather_exposed: part of both that blocks, as `train_step` has it. [1]
       reduce, update: gradient reduction, and gathering of updated parameters, per step.
+      reduce_exposed: part of both that `train_step` does not hide. [1]
       optimizer, host: optimizer step, host transfers of its states.
       overhead: fixed time per step.
     """
@@ -74,6 +75,7 @@ class StepTimes(NamedTuple):
     scatter: Float[Array, ""]
     gather_exposed: Float[Array, ""]
     reduce: Float[Array, ""]
+    reduce_exposed: Float[Array, ""]
     update: Float[Array, ""]
     optimizer: Float[Array, ""]
     host: Float[Array, ""]
@@ -129,7 +131,10 @@ def step_times(model: Transformer, system: System, plan: Plan, stack: Stack) -> 
     input_gradient = back("matmul") - weight - experts + back("elementwise") + back("launch")
     backward = one_pass(input_gradient, back("attention"), experts, vocabulary * (1 + plan.trainable) / (2 + plan.trainable), 1 - 1 / context_passes)
 
-    traffic = parameter_gather_time(model, system, plan, stack) * jnp.where(p > 1, num_microbatches(plan), 1.0)
+    compute = sum(on_rank(part) for part in parts) + vocabulary + 2 * exposed_send * send  # of a micro-batch
+    exposed_gather, exposed_reduce = (of(model, system, plan, stack, compute) for of in (exposed_gather_time, exposed_reduce_time))
+    gathered = parameter_gather_time(model, system, plan, stack)
+    traffic = gathered * jnp.where(p > 1, num_microbatches(plan), 1.0)
     nbytes = 2 * plan.weight_bytes + 2 * stack.gradient_traffic * plan.trainable
     reduce = gradient_reduce_time(model, system, plan, stack)
     update = gradient_reduce_time(model, system, _with(plan, gradient_bytes=0.0), stack)
@@ -141,8 +146,9 @@ def step_times(model: Transformer, system: System, plan: Plan, stack: Stack) -> 
         recompute=on_rank(parts.recompute + latency * plan.recompute_full),
         gather=traffic * safe_divide(plan.weight_bytes, nbytes),
         scatter=traffic * safe_divide(2 * stack.gradient_traffic * plan.trainable, nbytes),
-        gather_exposed=1 - stack.shard_overlap * plan.overlap_parameter,
+        gather_exposed=jnp.clip(safe_divide(exposed_gather, gathered), 0.0, 1.0),  # it is, but for rounding
         reduce=reduce - update,
+        reduce_exposed=safe_divide(exposed_reduce, reduce),
         update=update,
         optimizer=optimizer,
         host=host,

@@ -3,7 +3,8 @@
 - Sharded parameters (FSDP, Zhao et al. 2023, arXiv:2304.11277): the next group of layers is gathered while the present one is computed, and
   its gradients are reduce-scattered under the next; both share one data-parallel stream. In a pipeline parameters stay gathered, so a step
   gathers once for the first forward, once for the first backward pass of each chunk, and scatters after the last.
-- Gradient buckets (ZeRO, DDP): one per group of layers, reduced from when its last gradient is ready, beside the backward pass that goes on.
+- Gradient buckets (DDP, ZeRO 1): one per group of layers, reduced from when its last gradient is ready, beside the backward pass that goes on.
+- Gradients that are reduced after every micro-batch (ZeRO 2): one part of it blocks after the pass, the other runs beside; but for the last time.
 """
 
 from collections import Counter
@@ -78,10 +79,10 @@ class _Rank:
                 self._gather_exposed(after)
             if scatters:  # what may wait comes after what the next compute waits for
                 self._add(slot, "scatter beside", "data", "data", "scatter beside", self.gate)
-            if makes and self.shape.reduce and (final or self.shape.reduce_every):
-                self._reduce(slot, done)
             if slot.last:
                 self._send(slot.at)
+            if makes and self.shape.reduce and (final or self.shape.reduce_every):
+                self._reduce(slot, done, final)
         return RankTasks(self._end(), [(self.first_task[key], self.last_task[key]) for key in self.first_task])
 
     def _slots(self) -> list[_Slot]:
@@ -167,12 +168,16 @@ class _Rank:
         """The part of a gather that starts when the compute before it is done."""
         self.needs[slot].append(self._add(slot, "gather", "data", "data", "gather", self.gate))
 
-    def _reduce(self, slot: _Slot, done: tuple) -> None:
+    def _reduce(self, slot: _Slot, done: tuple, final: bool) -> None:
         """Reduces the gradients of a group over the replicas, beside what follows or at the end."""
-        if self.shape.overlap_gradient:
+        if not self.shape.overlap_gradient:
+            self.put_off.append(f"{self._label(slot)} reduce @{self.rank}")
+        elif final:
             self._add(slot, "reduce", "data", "data", "reduce", done)
         else:
-            self.put_off.append(f"{self._label(slot)} reduce @{self.rank}")
+            if slot.last:
+                self.gate = (*self.gate, self._add(slot, "reduce", "data", "data", "reduce exposed", done))
+            self._add(slot, "reduce beside", "data", "data", "reduce beside", done)
 
     def _updates(self, slots: list[_Slot]) -> None:
         """Gathers the parameters that the step before updated, in the order in which forward passes need them."""

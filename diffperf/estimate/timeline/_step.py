@@ -6,9 +6,10 @@ from the cost functions of `train_step`. The two agree on what a micro-batch cos
 - the pipeline bubble comes from dependencies, where `train_step` scales its closed form by the fitted `Stack.bubble_factor`;
 - the hidden part of a transfer costs nothing in `train_step`; here it must fit under the compute beside it, and a hidden stage-to-stage
   transfer delays its receiver (1F1B waits for it in every micro-batch, as no pass is left to run meanwhile);
-- gathering of sharded parameters starts with a gather that nothing hides, and the last reduce-scatter has nothing to hide under;
-- gradient buckets are reduced from when they are ready, first come, first served, where `train_step` has a smooth function of
-  `Stack.data_overlap`; updated parameters of the step before are gathered under the first forward passes;
+- gathering of sharded parameters starts with a gather that nothing hides, and the last reduce-scatter has nothing to hide under; in a pipeline all
+  gathers come with the first micro-batches, where `train_step` spreads them over all, so short steps of large models take longer here, up to a third;
+- gradient buckets are reduced once they are ready, first come, first served, where `train_step` has a smooth function of `Stack.data_overlap`; updated
+  parameters of the step before are gathered under the first forward passes;
 - end stages send to one neighbour, `train_step` charges every stage for two; DualPipe's pass pairs take as long as both passes.
 Both leave out uneven stages, stragglers and contention of streams. Jitter is the number of `train_step`.
 """
@@ -80,7 +81,7 @@ def step_numbers(model: Transformer, system: System, plan: Plan, stack: Stack) -
 def _tasks_per_group(shape: StepShape) -> float:
     """Tasks of one group of layers of a pass, about."""
     x = shape.layout
-    pass_ = 2.0 + 2 * x.tensor + 2 * (x.ring - 1) + 2 * x.context + 7 * x.expert
+    pass_ = 2.0 + 2 * x.tensor + 2 * (x.ring - 1) + 2 * x.context + x.experts + 6 * x.expert
     data = 2.0 * (shape.shard_parameters and shape.stages == 1) + 1.0 * shape.reduce_every
     return (pass_ + data) * (2 / 3 if shape.gradient_pass == "W" else 1)  # weight gradients are one task
 
@@ -98,6 +99,8 @@ def _costs(t: StepTimes, shape: StepShape, groups: int) -> dict[str, Float[Array
     if shape.gradient_pass == "B":
         costs["backward layers"] = costs["backward layers"] + t.weight * per_group
     costs["reduce"] = t.reduce * bucket / (shape.micro_batches if shape.reduce_every else 1)
+    costs["reduce beside"] = costs["reduce"] * (1 - t.reduce_exposed)
+    costs["reduce exposed"] = costs["reduce"] * t.reduce_exposed * groups  # of a whole pass
     return costs | {
         "weight": t.weight * per_group,
         "recompute": t.recompute * per_group,
