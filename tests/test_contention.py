@@ -125,6 +125,24 @@ def test_streams_on_one_link_share_it_and_on_two_do_not():
     assert_allclose(times_of(shared, make_settings(shared)).overlapped, 2 * one, rtol=1e-3)
 
 
+def test_two_halves_on_one_link_disturb_compute_as_the_whole_does():
+    """Each with half of the channels: together they move no more data per second than the link carries."""
+    f = FABRICS["a100_nvlink"]._replace(base=0.0, hop=0.0)
+    kernels = [streaming_kernel(2e9)] * 4
+    of = lambda parts: overlap_region(kernels, [Collective("all_reduce", 6e9 / parts, 8, f, stream=i) for i in range(parts)], OVERLAP_CHIPS["a100"])
+    one, two = (times_of(of(n), make_settings(of(n), Setting(channels=16 // n))) for n in (1, 2))
+    assert one.compute_slowdown > 0.1 and one.exposed > 0
+    assert_allclose(two.compute_slowdown, one.compute_slowdown, rtol=0.05)
+
+
+def test_an_all_reduce_moves_what_its_two_halves_do():
+    f = FABRICS["h100_nvlink"]._replace(base=0.0, hop=0.0, sync=0.0)
+    rows = overlap_region([work(1.0)], [Collective(op, 1e9, 8, f) for op in ("all_reduce", "reduce_scatter", "all_gather")], CHIP).collectives
+    whole, scatter, gather = (rows.touches * rows.wire)[:, 0]
+    assert_allclose(whole, scatter + gather)
+    assert_allclose(scatter, 3 * 7 / 8 * 1e9)
+
+
 def test_three_streams_by_hand():
     """No contention: each stream runs its queue; the longest decides, and what lies beyond the kernels is exposed."""
     region = region_of([work(1e-3)], [0.4e-3, 0.4e-3, 1.7e-3, 0.1e-3], streams=[0, 0, 1, 2], links=["a", "a", "b", "c"])

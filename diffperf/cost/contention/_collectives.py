@@ -15,8 +15,9 @@ from jaxtyping import Array, Float
 
 from ...smooth import pnorm, safe_divide
 
-OPERATIONS = {"all_reduce": 5.0, "all_gather": 2.0, "reduce_scatter": 3.0, "all_to_all": 2.0}
-"""Collectives, and how often device memory is touched per byte on the wire: reads and writes of NCCL's primitives along a ring."""
+OPERATIONS = {"all_reduce": 2.5, "all_gather": 2.0, "reduce_scatter": 3.0, "all_to_all": 2.0}
+"""Collectives, and how often device memory is touched per byte that a rank sends: reads and writes of NCCL's primitives along a ring. An all-reduce is a
+reduce-scatter and an all-gather, which send as much."""
 
 PROTOCOLS = {"simple": (1.0, 1.0, math.inf), "ll128": (120 / 128, 1 / 3, 562.5 * 1024), "ll": (0.5, 1 / 6, 32.0 * 1024)}
 """Share of the wire that carries data, synchronisation and hop time relative to Simple, and most data per chunk [B] ("Demystifying NCCL", arXiv:2507.04786,
@@ -89,9 +90,9 @@ class CollectiveRows(NamedTuple):
     Attributes:
       bandwidth, channel_rate: see `Fabric`. [B/s]
       latency: [s]
-      wire: bytes that a rank sends. [B]
+      wire: data that a rank sends, without what the protocol adds. [B]
       share: most that one chunk of one channel may hold, times the channels. [B]
-      efficiency: data over wire bytes, and of a tree over a ring. [1]
+      efficiency: data over bytes on the link, and of a tree over a ring. [1]
       sync: per chunk of all channels. [s]
       chunk_limit: most data per chunk. [B]
       touches: of device memory per byte of `wire`. [1]

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jax.typing import ArrayLike
 
+from ..._numbers import check_whole
 from ...hardware import DATATYPES, Chip
-from ._check import check_whole
 
 
 class OverlapChip(NamedTuple):
@@ -52,7 +52,7 @@ class Contention(NamedTuple):
 
     Attributes:
       processors_per_channel: processors that a channel of 512 threads takes: more than the one that its block fills, by traces of A100 (8 and 16 channels);
-        `diffperf.calibrate.calibrate_overlap` gives 1.13 there and 1.06 on V100. A guess elsewhere. [1]
+        `diffperf.calibrate.calibrate_overlap` gives 1.15 there and 1.23 on V100. A guess elsewhere. [1]
       evenness: of a kernel's blocks over processors, see `waves`: optimum on eleven A100 kernels. [1]
       spill: share of tile loads that reach device memory once buffers in flight fill the cache; 0.3 suits V100. Chosen so that the published
         factors of Lagom (arXiv:2602.20656) come out, like the next two. [1]

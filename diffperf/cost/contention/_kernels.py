@@ -1,8 +1,8 @@
 """Compute kernels as contention sees them: arithmetic, compulsory and tiled memory traffic, thread blocks; and those of transformer blocks.
 
-Matmuls have tiles of 128 x 128, attention is causal and fused. Launch times and the rate of attention are judgements, not fits.
-Leaves out split-K, experts of unequal load
-and kernels fused across operators.
+Matmuls have tiles of 128 x 128, attention is causal and fused. Launch times and the rate of attention are judgements, not fits. Leaves out split-K, keys and
+values shared by query heads (attention reads as many of them as queries), the gate's traffic in the backward pass, experts of unequal load and kernels fused
+across operators.
 """
 
 import math

@@ -31,7 +31,8 @@ class OverlapTimes(NamedTuple):
 
     Attributes:
       overlapped: until all streams are done.
-      ideal: the same without contention: the longest stream alone. With compute as that stream it is `overlapped - (compute_beside - compute)`.
+      ideal: the same without contention: the longest stream alone. Where compute is that stream and nothing is exposed, it is
+        `overlapped - (compute_beside - compute)`.
       sequential: everything one after the other.
       compute: kernels alone.
       communication: collectives alone, all streams.
@@ -94,7 +95,7 @@ def overlap_times(
       region: kernels and collectives.
       settings: of the collectives; may be fractional.
       constants: of contention.
-      temperature: of the rounding to waves, and of the onset of saturated memory; above 0 the result errs low.
+      temperature: of the rounding to waves, which above 0 err low, and of the onset of saturated memory, which errs high.
     """
     kernels, rows, chip = region.kernels, region.collectives, region.chip
     count, streams = kernels.flops.shape[0], region.order.shape[0]
@@ -111,11 +112,13 @@ def overlap_times(
         i, j = jnp.minimum(kernel, count - 1), jnp.minimum(current, transfer.shape[0] - 1)
         of = lambda numbers: jnp.sum(jnp.where(run, numbers[j], 0.0))
         one = KernelRows(*(column[i] for column in kernels))
-        beside, demand = kernel_time(chip, one, constants, of(taken), of(in_flight), of(traffic), temperature)
+        on_link = _link_rates(rows, settings, constants, transfer, j, run)
+        moved = jnp.sum(jnp.where(run, on_link * traffic[j], 0.0))
+        beside, demand = kernel_time(chip, one, constants, of(taken), of(in_flight), moved, temperature)
         beside = jnp.where(alone[i] > 0, beside, 0.0)  # what takes no time alone is done at once
         rate = jnp.where(runs, jnp.minimum(safe_divide(alone[i], beside, otherwise=1.0), 1.0), 0.0)
         slower = 1 + constants.oversubscription * _excess(demand, temperature)
-        rates = jnp.where(run, 1 / jnp.where(runs, slower, 1.0), 0.0) * _link_rates(rows, settings, constants, transfer, j, run)
+        rates = jnp.where(run, 1 / jnp.where(runs, slower, 1.0), 0.0) * on_link
         total = rate + jnp.sum(rates)
         scale = jnp.maximum(safe_divide(1.0, total, otherwise=1.0), 1.0)
         ends = jnp.concatenate([left[None], lefts]) / jnp.concatenate([jnp.where(runs, rate * scale, 1.0)[None], jnp.where(run, rates * scale, 1.0)])

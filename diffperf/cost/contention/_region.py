@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..._arrays import si
-from ._check import check_amount, plain_number
+from ..._numbers import check_amount, plain_number
 from ._collectives import ALGORITHMS, OPERATIONS, PROTOCOLS, Collective, CollectiveRows, Fabric, Settings, collective_rows
 from ._constants import OverlapChip
 from ._kernels import Kernel
@@ -109,7 +109,7 @@ def overlap_region(kernels: Sequence[Kernel], collectives: Sequence[Collective],
     rows = collective_rows(tuple(collectives), max(len(c.choices) for c in collectives))
     return OverlapRegion(
         OverlapChip(*map(si, chip)), columns, CollectiveRows(*map(si, rows)), jnp.asarray(order), tuple(k.name for k in kernels), names,
-        tuple(c.choices for c in collectives),
+        tuple(tuple(map(tuple, c.choices)) for c in collectives),
     )  # fmt: skip
 
 
