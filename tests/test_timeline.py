@@ -218,6 +218,14 @@ def test_gradient_in_hardware(stack):
     assert -1 < slope / value < 0
 
 
+def test_as_many_groups_of_layers_as_10000_tasks_allow(stack):
+    deep = transformer(hidden=256, layers=[ROUTED | {"count": 90}], num_heads=4, vocab=1000, seq_len=128)
+    plan = make_plan(global_batch_size=64, data_parallel=4, expert_parallel=2, zero_stage=3, recompute="full")
+    timeline = step_timeline(deep, SYSTEM, plan, stack)
+    assert 9000 < len(timeline.graph.tasks) <= 10_000
+    assert len(step_timeline(DENSE, SYSTEM, make_plan(global_batch_size=2), stack, groups=np.int64(2)).graph.tasks) < 30
+
+
 @pytest.mark.parametrize("words, more, parts", [
     (dict(global_batch_size=3, micro_batch_size=2), {}, "1.5 micro-batches"),
     (dict(global_batch_size=6, pipeline_parallel=4, virtual_stages=2), {}, "multiple of the 4"),

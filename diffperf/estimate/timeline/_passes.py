@@ -184,19 +184,19 @@ def _forward(model, system, plan, stack, work, parts: LayerTime) -> LayerTime:
     )
 
 
-class MemoryTimes(NamedTuple):
+class StageActivations(NamedTuple):
     """Memory of every pipeline rank: what is there all the step, and what one micro-batch adds from its forward to its backward pass. [B]"""
 
     base: Float[Array, " ranks"]
     micro_batch: Float[Array, " ranks"]
 
 
-def stage_activations(model: Transformer, plan: Plan, stack: Stack, ranks: int) -> MemoryTimes:
+def stage_activations(model: Transformer, plan: Plan, stack: Stack, ranks: int) -> StageActivations:
     """Memory of each pipeline rank, split by whether it grows with the micro-batches in flight; the working set of a backward pass counts as
     there all the time. [B]"""
     padded = max(16, 1 << (ranks - 1).bit_length())  # one compilation for most pipelines
     base, one = _stage_memory(model, plan, stack, jnp.minimum(jnp.arange(padded), ranks - 1).astype(float))
-    return MemoryTimes(base[:ranks], one[:ranks] - base[:ranks])
+    return StageActivations(base[:ranks], one[:ranks] - base[:ranks])
 
 
 @jax.jit

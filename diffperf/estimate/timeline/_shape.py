@@ -73,7 +73,7 @@ def step_shape(model: Transformer, plan: Plan, schedule: str | None) -> StepShap
         weights = np.asarray(plan.schedule, float).tolist()
         layers = float(np.sum(np.asarray(model.blocks.count, float)))
         experts = bool(np.any(np.asarray(model.blocks.num_experts, float) > 0))
-    except Exception as error:
+    except (TypeError, ValueError) as error:  # of traced, and of batched numbers
         raise PlanError("step_timeline reads the structure of the step from model and plan, so they should hold plain numbers. Build them outside "
                         "of jit, grad and vmap, and trace only system and stack.") from error  # fmt: skip
     m = q.global_batch_size / (q.data_parallel * q.micro_batch_size)

@@ -27,7 +27,7 @@ from .._estimate import Estimate
 from .._train import train_step
 from ._build import TaskList
 from ._passes import StepTimes, stage_activations, step_times
-from ._rank import add_rank
+from ._rank import RankTasks, add_rank
 from ._shape import StepShape, step_shape
 from ._timeline import Memory, Timeline
 
@@ -52,16 +52,11 @@ def step_timeline(model: Transformer, system: System, plan: Plan, stack: Stack, 
     shape = step_shape(model, plan, schedule)
     most = max(int(shape.layers), 1)
     if groups is None:
-        per_group = _tasks_per_group(shape)
-        num_passes = sum(map(len, shape.order))
-        groups = int(np.clip((MOST_TASKS - 3 * num_passes) // (per_group * num_passes), 1, most))
-    elif not isinstance(groups, int | float) or not 1 <= groups <= most or groups != int(groups):
+        groups = _groups(shape, most)
+    elif not isinstance(groups, int | float | np.integer) or not 1 <= groups <= most or groups != int(groups):
         raise PlanError(f"groups is {groups!r}; it should be a whole number between 1 and {most}, the layers of a chunk.")
     groups = int(groups)
-    tasks = TaskList()
-    ranks = [add_rank(tasks, shape, rank, groups) for rank in range(shape.stages)]
-    overhead = tasks.add("overhead @0", "overhead", 0, "host", "overhead", [rank.done for rank in ranks])
-    tasks.add("jitter @0", "jitter", 0, "host", "jitter", (overhead,))
+    tasks, ranks = _tasks(shape, groups)
     graph = tasks.graph()
 
     times, estimate = step_numbers(model, system, plan, stack)
@@ -78,12 +73,22 @@ def step_numbers(model: Transformer, system: System, plan: Plan, stack: Stack) -
     return step_times(model, system, plan, stack), train_step(model, system, plan, stack)
 
 
-def _tasks_per_group(shape: StepShape) -> float:
-    """Tasks of one group of layers of a pass, about."""
-    x = shape.layout
-    pass_ = 2.0 + 2 * x.tensor + 2 * (x.ring - 1) + 2 * x.context + x.experts + 6 * x.expert
-    data = 2.0 * (shape.shard_parameters and shape.stages == 1) + 1.0 * shape.reduce_every
-    return (pass_ + data) * (2 / 3 if shape.gradient_pass == "W" else 1)  # weight gradients are one task
+def _tasks(shape: StepShape, groups: int) -> tuple[TaskList, list[RankTasks]]:
+    """The tasks of all ranks, and what each begins and ends with."""
+    tasks = TaskList()
+    ranks = [add_rank(tasks, shape, rank, groups) for rank in range(shape.stages)]
+    overhead = tasks.add("overhead @0", "overhead", 0, "host", "overhead", [rank.done for rank in ranks])
+    tasks.add("jitter @0", "jitter", 0, "host", "jitter", (overhead,))
+    return tasks, ranks
+
+
+def _groups(shape: StepShape, most: int) -> int:
+    """As many as keep the step below `MOST_TASKS`: each after the first adds as many tasks as the second."""
+    first = len(_tasks(shape, 1)[0])
+    if first >= MOST_TASKS or most == 1:
+        return 1
+    more = len(_tasks(shape, 2)[0]) - first
+    return min(1 + (MOST_TASKS - first) // more, most)
 
 
 def _costs(t: StepTimes, shape: StepShape, groups: int) -> dict[str, Float[Array, ""]]:
