@@ -12,6 +12,7 @@ import numpy as np
 
 from diffperf.calibrate import calibrate_overlap
 from diffperf.cost.contention import taken_processors
+from diffperf.cost.contention._sm_loss import left_processors
 from diffperf.io.traces import Slowdown, overlap_slowdowns, read_trace
 
 GOAL = 0.05
@@ -56,7 +57,7 @@ def _share(fit, log) -> float:
     """Error of `processors / (processors - taken)` for all kernels alike, its constant fitted without each kernel once."""
     channels, threads = np.array([(row.channels, row.channel_threads) for row in fit.used]).T
     taken = np.asarray(taken_processors(channels, threads, np.linspace(0, 4, 81)[:, None]))
-    off = np.log(fit.processors / (fit.processors - taken)) - log
+    off = np.log(fit.processors / np.asarray(left_processors(fit.processors, taken))) - log
     best = [np.argmin(np.sum(np.delete(off, i, axis=1) ** 2, axis=1)) for i in range(len(log))]
     return float(np.mean(np.abs(off[best, np.arange(len(log))])))
 

@@ -129,8 +129,11 @@ def compare(names, rows):
 def summary(rows):
     """What the regions add up to: excess and evaluations, comparison with Lagom's search, robust tuning."""
     verdicts, robust = [verdict(row) for row in rows], [row["robust"] for row in rows]
-    better = lambda what: " of ".join(str(sum(counted)) for counted in ([v[2] for v, row in zip(verdicts, rows) if row[what] >= 8],
-                                                                       [row[what] >= 8 for row in rows]))  # fmt: skip
+
+    def better(what):
+        counted = [of[2] for of, row in zip(verdicts, rows) if row[what] >= 8]
+        return f"{sum(counted)} of {len(counted)}"
+
     gains = [of["robust_expected_gain"] for of in robust if not of["kept_default"]]
     return (
         f"largest excess of the gradient {100 * max(v[0] for v in verdicts):.2f}% (goal {100 * EXCESS_GOAL:.1f}%), at most "

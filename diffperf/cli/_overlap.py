@@ -58,12 +58,12 @@ def _print(fit: Any) -> None:
     for name in ("blocks", "channels", "measured", "predicted"):
         kernels.add_column(name, justify="right", no_wrap=True)
     slowed = lambda row: row.time_with_s / row.time_alone_s
-    farthest = sorted(zip(fit.used, fit.predicted), key=lambda pair: -slowed(pair[0]))[:_MOST]
-    for row, predicted in farthest:
+    slowed_most = sorted(zip(fit.used, fit.predicted), key=lambda pair: -slowed(pair[0]))[:_MOST]
+    for row, predicted in slowed_most:
         kernels.add_row(row.kernel, str(row.blocks), str(row.channels), f"{slowed(row):.2f}", f"{predicted:.2f}")
     console.print(kernels)
-    if fit.rows > len(farthest):
-        console.print(f"... the {len(farthest)} slowed most of {fit.rows}", style="dim")
+    if fit.rows > len(slowed_most):
+        console.print(f"... the {len(slowed_most)} slowed most of {fit.rows}", style="dim")
     console.print(
         f"mean error {percent_of(fit.held_out)} with each kernel left out, {percent_of(fit.error)} with all; {percent_of(fit.before)} before the fit, "
         f"{percent_of(fit.constant)} for one ratio for all", markup=False,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..._numbers import check_whole, plain_number
 from ...cost.contention import DEFAULT_SETTING, NOMINAL_CONTENTION, Contention, OverlapRegion, Setting, make_settings
-from ...cost.contention._check import check_whole, plain_number
 from ...cost.contention._constants import check_contention
 from ._descent import STARTS, STEPS, gradient
 from ._evaluate import Evaluator
@@ -26,8 +26,8 @@ class OverlapResult:
     Attributes:
       settings: of each collective, by its name.
       makespan, default_makespan: of the region, with these settings and with the default. [s]
-      method: that found the settings.
-      evaluations: distinct settings whose exact makespan was computed.
+      method: that searched at the constants given; with draws, gradients over them follow.
+      evaluations: distinct settings whose exact makespan was computed, at the constants given and, each time counted once, over all draws.
       kept_default: whether the settings are the default because nothing else was worth it.
       expected_gain: by how much the makespan is expected to fall over the draws, `1 - exp(mean log ratio)`; None without draws. [1]
       risk: share of draws in which the settings are worse than the default; None without draws. [1]
@@ -66,7 +66,8 @@ def overlap(
 
     Args:
       region: from `diffperf.cost.contention.overlap_region`.
-      method: "auto" evaluates every point where there are at most two collectives, and descends by gradients beyond; or one of `OVERLAP_METHODS`.
+      method: "auto" evaluates every point where there are at most two collectives and 1.2 million points, and descends by gradients beyond; or one of
+        `OVERLAP_METHODS`.
       space: what may be chosen.
       default: what runs now, one setting for all collectives or one for each.
       constants: of contention.
@@ -104,10 +105,12 @@ def overlap(
         method = "exhaustive" if grid.count <= 2 and grid.num_points <= _MOST_POINTS else "gradient"
     nothing_to_gain = _takes_no_time(region)  # and has no log
     point = at_default if nothing_to_gain else _search(evaluator, method, settings, at_default, starts, steps, seed)
+    evaluations = grid.num_points if method == "exhaustive" and not nothing_to_gain else evaluator.evaluations
     more = {} if draws is None else dict(expected_gain=0.0, risk=0.0)
     if draws is not None and not nothing_to_gain:
         judge = Judge(grid, draws, at_default)
         point = robust(judge, settings, [point], risk=risk, starts=starts, steps=steps, seed=seed)
+        evaluations += judge.evaluations
         gain, chance = _judged(judge, point)
         if gain < threshold:
             point, gain, chance = at_default, 0.0, 0.0
@@ -115,7 +118,6 @@ def overlap(
     makespan, default_makespan = evaluator.values(np.stack([point, at_default]))
     if draws is None and not makespan < default_makespan:
         point, makespan = at_default, default_makespan
-    evaluations = grid.num_points if method == "exhaustive" else evaluator.evaluations
     kept = bool((point == at_default).all())
     return OverlapResult(dict(zip(region.collective_names, grid.describe(point))), float(makespan), float(default_makespan), method, evaluations, kept, **more)
 

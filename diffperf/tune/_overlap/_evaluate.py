@@ -1,5 +1,6 @@
 """Exact makespans of points, compiled once per shape of region, remembered and counted."""
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -47,6 +48,40 @@ def _measure(region: OverlapRegion, settings: Settings, constants: Contention):
     return jax.vmap(one)(settings)
 
 
+class Remembered:
+    """Results of points, each computed once.
+
+    Args:
+      run: columns of results, the first axis over points, of points (n, collectives, 4).
+    """
+
+    def __init__(self, run: Callable[[np.ndarray], Iterable[np.ndarray]]):
+        self._run = run
+        self._rows: dict[bytes, tuple] = {}
+
+    def __len__(self) -> int:
+        """Distinct points so far."""
+        return len(self._rows)
+
+    def __call__(self, points: np.ndarray) -> list[tuple]:
+        """A row of results for each point."""
+        keys = [point.astype(np.int64).tobytes() for point in points]
+        new = {key: point for key, point in zip(keys, points) if key not in self._rows}
+        if new:
+            self._rows.update(zip(new, zip(*self._run(np.stack(list(new.values()))))))
+        return [self._rows[key] for key in keys]
+
+
+def in_batches(run: Callable[[np.ndarray], Iterable], points: np.ndarray, rows: int) -> tuple[np.ndarray, ...]:
+    """Columns of `run(points)`, which sees `rows` points at a time, the last ones filled up, so that it is compiled once."""
+    found = []
+    for i in range(0, len(points), rows):
+        part = points[i : i + rows]
+        padded = np.concatenate([part, np.repeat(part[:1], rows - len(part), axis=0)])
+        found.append([np.asarray(column)[: len(part)] for column in run(padded)])
+    return tuple(np.concatenate(column) for column in zip(*found))
+
+
 class Evaluator:
     """Exact evaluations at one set of constants.
 
@@ -56,20 +91,15 @@ class Evaluator:
 
     def __init__(self, grid: Grid, constants: Contention):
         self.grid, self.constants, self.region = grid, constants, anonymous(grid.region)
-        self._seen: dict[bytes, Seen] = {}
+        self._remembered = Remembered(lambda points: self._run(points, _ROWS))
 
     @property
     def evaluations(self) -> int:
-        return len(self._seen)
+        return len(self._remembered)
 
     def seen(self, points: np.ndarray) -> list[Seen]:
         """Measures points (n, collectives, 4)."""
-        keys = [point.astype(np.int64).tobytes() for point in points]
-        new = {key: point for key, point in zip(keys, points) if key not in self._seen}
-        if new:
-            columns = self._run(np.stack(list(new.values())), _ROWS)
-            self._seen.update((key, Seen(float(z), float(y), x)) for key, z, y, x in zip(new, *columns))
-        return [self._seen[key] for key in keys]
+        return [Seen(float(makespan), float(compute), transfer) for makespan, compute, transfer in self._remembered(points)]
 
     def values(self, points: np.ndarray) -> np.ndarray:
         """Makespans of points (n, collectives, 4). [s]"""
@@ -81,9 +111,4 @@ class Evaluator:
         return np.concatenate([self._run(self.grid.every(i, min(i + _MANY_ROWS, n)), _MANY_ROWS if n > _ROWS else _ROWS)[0] for i in range(0, n, _MANY_ROWS)])
 
     def _run(self, points: np.ndarray, rows: int) -> tuple[np.ndarray, ...]:
-        found = []
-        for i in range(0, len(points), rows):
-            part = points[i : i + rows]
-            padded = np.concatenate([part, np.repeat(part[:1], rows - len(part), axis=0)])
-            found.append([np.asarray(column)[: len(part)] for column in _measure(self.region, self.grid.settings(padded), self.constants)])
-        return tuple(np.concatenate(column) for column in zip(*found))
+        return in_batches(lambda part: _measure(self.region, self.grid.settings(part), self.constants), points, rows)

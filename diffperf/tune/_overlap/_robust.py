@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...cost.contention import Contention, OverlapRegion, Setting, Settings, make_settings, overlap_makespan
-from ._descent import STARTS, STEPS, TEMPERATURE, Box, descend, starting_logits, unbox
-from ._evaluate import anonymous
+from ._descent import STARTS, STEPS
+from ._evaluate import Remembered, anonymous, in_batches
+from ._relaxed import TEMPERATURE, Box, descend, starting_logits, unbox
 from ._search import polish
 from ._space import Grid
 
@@ -26,7 +27,7 @@ _TAILS = (0.0, 3.0, 10.0, 30.0)  # weights of the losing tail, start by start
 _MARGIN = 0.01  # the tail starts this much before a loss
 _POLISHED = 2
 _ROWS = 8
-_EQUAL = 1e-9  # relative: rounding of equal makespans is no loss
+_ROUNDING = 16  # resolutions of a float by which log makespans of equal settings may differ: no loss
 
 
 class Judgement(NamedTuple):
@@ -71,35 +72,29 @@ class Judge:
 
     def __init__(self, grid: Grid, draws: Contention, default: np.ndarray):
         self.grid, self.draws, self.region = grid, jax.tree.map(jnp.asarray, draws), anonymous(grid.region)
-        self._seen: dict[bytes, tuple[float, float]] = {}
-        self._default = self._run(default[None])[0]
+        self._default = self._log_makespans(default[None])
+        self._remembered = Remembered(self._compare)
 
     @property
     def evaluations(self) -> int:
-        return len(self._seen)
+        return len(self._remembered)
 
     def judge(self, points: np.ndarray) -> Judgement:
         """Judgement of points (n, collectives, 4)."""
-        keys = [point.astype(np.int64).tobytes() for point in points]
-        new = {key: point for key, point in zip(keys, points) if key not in self._seen}
-        if new:
-            worse = self._run(np.stack(list(new.values()))) - self._default
-            self._seen.update((key, (row.mean(), (row > _EQUAL).mean())) for key, row in zip(new, worse))
-        found = np.array([self._seen[key] for key in keys])
-        return Judgement(found[:, 0], found[:, 1])
+        return Judgement(*np.array(self._remembered(points)).T)
 
     def scores(self, points: np.ndarray, risk: float) -> np.ndarray:
         """What to make small: the expectation, and above every expectation the risk beyond `risk`."""
         judged = self.judge(points)
         return np.where(judged.risk <= risk, judged.expected, 1e3 + judged.risk)
 
-    def _run(self, points: np.ndarray) -> np.ndarray:
-        found = []
-        for i in range(0, len(points), _ROWS):
-            part = points[i : i + _ROWS]
-            padded = np.concatenate([part, np.repeat(part[:1], _ROWS - len(part), axis=0)])
-            found.append(np.asarray(_log_makespans(self.region, self.grid.settings(padded), self.draws))[: len(part)])
-        return np.concatenate(found)
+    def _compare(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        worse = self._log_makespans(points) - self._default
+        return worse.mean(axis=1), (worse > _ROUNDING * np.finfo(worse.dtype).eps).mean(axis=1)
+
+    def _log_makespans(self, points: np.ndarray) -> np.ndarray:
+        """Shape (points, draws)."""
+        return in_batches(lambda part: [_log_makespans(self.region, self.grid.settings(part), self.draws)], points, _ROWS)[0]
 
 
 def robust(
