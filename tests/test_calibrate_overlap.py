@@ -69,6 +69,13 @@ def test_which_rows_are_used():
     assert not is_tiled("splitKreduce_gemm_kernel") and not is_tiled("cudnn::ops::nchwToNhwcKernel")
 
 
+def test_a_kernel_as_short_as_its_launch_is_not_slowed():
+    rows = rows_of(count=6)
+    ratios = calibrate_overlap(rows).ratios([dataclasses.replace(rows[0], blocks=132, time_alone_s=time) for time in (1e-6, 3e-6, 30e-6)])
+    assert_allclose(ratios[:2], 1.0, rtol=1e-9)
+    assert ratios[2] > 1.2
+
+
 def test_published_kernels():
     law = overlap_law.measure({"A100": overlap_law.published_rows()})["A100"]
     errors = law["errors"]
@@ -131,6 +138,8 @@ def test_bad_rows_are_refused():
     with pytest.raises(ValueError, match="the rows say nothing for the processors"):
         calibrate_overlap([dataclasses.replace(row, num_sms=0) for row in rows])
     assert calibrate_overlap([dataclasses.replace(row, num_sms=0) for row in rows], processors=132).processors == 132
+    with pytest.raises(ValueError, match="the rows and `processors` say 80 and 132"):
+        calibrate_overlap(rows, processors=80)
 
 
 def test_command(tmp_path):

@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._files import write_atomic
+from .._numbers import check_amount, check_whole, plain_number
 from ..cost.contention import CONTENTION_SD, NOMINAL_CONTENTION, Contention, draw_contention, sm_loss_ratio, taken_processors
-from ..cost.contention._check import check_amount, check_whole, plain_number
 from ..cost.contention._constants import check_contention
 from ..io.traces import Slowdown
 
@@ -147,10 +147,11 @@ def calibrate_overlap(
     chips = sorted({row.accelerator for row in used})
     if len(chips) > 1:
         raise ValueError(f"the rows are of several chips: {', '.join(map(repr, chips))}. Fit one at a time: name it as `chip`, on the command line --gpu.")
-    counts = sorted({row.num_sms for row in used if row.num_sms > 0}) if processors is None else [processors]
+    counts = sorted({row.num_sms for row in used if row.num_sms > 0} | ({processors} if processors is not None else set()))
     if used and (len(counts) != 1 or counts[0] < 1):
-        raise ValueError(f"the rows say {' and '.join(map(str, counts)) or 'nothing'} for the processors of the chip; give their number as `processors`, "
-                         "on the command line --processors.")  # fmt: skip
+        speakers = "the rows say" if processors is None else "the rows and `processors` say"
+        raise ValueError(f"{speakers} {' and '.join(map(str, counts)) or 'nothing'} for the processors of the chip, which has one number of them; give it as "
+                         "`processors`, on the command line --processors, where the rows do not say it, and fit one chip at a time.")  # fmt: skip
     if len(used) < 3:
         reasons = "".join(f"; {count} left out: {reason}" for reason, count in left_out.items())
         raise ValueError(f"{len(used)} matmul or convolution kernels ran both alone and under a collective; three are the least{reasons}.")
@@ -199,7 +200,7 @@ def _sort(rows: Sequence[Slowdown]) -> tuple[list[Slowdown], list[Slowdown], dic
 
 def _log_ratios(rows: Sequence[Slowdown], processors: int | Sequence[int], per_channel: np.ndarray, evenness: np.ndarray) -> np.ndarray:
     """Log ratios, shape (points, rows), of constants of shape (points,)."""
-    columns = np.array([(r.blocks, r.channels, r.channel_threads or 512, _LAUNCH_S / r.time_alone_s) for r in rows], float).T
+    columns = np.array([(r.blocks, r.channels, r.channel_threads or 512, min(_LAUNCH_S / r.time_alone_s, 1.0)) for r in rows], float).T
     return np.asarray(_law(columns, np.asarray(processors, float), per_channel[:, None], evenness[:, None]))
 
 
