@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from written_traces import GEMM, NCCL, Writer, reasons, xspace
+from written_traces import GEMM, NCCL, Writer, message, reasons, xspace
 
 from diffperf.io.traces import RankTrace, TraceError, left_out_dict, rank_dict, read_trace, read_traces
 
@@ -55,6 +55,14 @@ def test_damaged_bytes_raise_nothing_else(data, tmp_path_factory):
             rank_dict(trace)
     except TraceError as error:
         assert "damaged.json" in str(error)
+
+
+def test_a_plane_whose_statistics_are_damaged_is_named(tmp_path):
+    damaged = message((1, message((2, "/device:GPU:0"), (6, bytes([0x11, 1])))))  # a number of eight bytes, of which one is there
+    path = tmp_path / "some.xplane.pb"
+    path.write_bytes(damaged + xspace())
+    (trace,) = read_trace(path)
+    assert trace.rank == 3 and reasons(trace)["a damaged plane"].examples[0].startswith("/device:GPU:0: ")
 
 
 def test_a_cut_gzip_file_gives_what_comes_before(tmp_path):

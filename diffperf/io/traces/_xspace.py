@@ -23,19 +23,15 @@ class Plane:
     Attributes:
       name: such as "/device:GPU:0".
       events, stats: key -> name.
-      about: its statistics, undecoded.
+      about: its statistics, name -> value.
       end: the byte after it.
     """
 
     name: str = ""
     events: dict[int, str] = dataclasses.field(default_factory=dict)
     stats: dict[int, str] = dataclasses.field(default_factory=dict)
-    about: list[bytes] = dataclasses.field(default_factory=list)
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
     end: int = 0
-
-    def statistics(self) -> dict[str, Any]:
-        """Name -> value."""
-        return dict(_stat(item, self.stats) for item in self.about)
 
     @property
     def device(self) -> int:
@@ -53,7 +49,7 @@ def read_xspace(file: str) -> list[RankTrace]:
     planes, damaged, cut = _heads(file)
     if cut and not planes and not damaged:
         raise TraceError(f"{file} is neither JSON nor a profile of JAX (XSpace): {cut}. Give a .json, .json.gz, .xplane.pb or .et file.")
-    started = [start for plane in planes if isinstance(start := plane.statistics().get("profile_start_time"), int)]
+    started = [start for plane in planes if isinstance(start := plane.about.get("profile_start_time"), int)]
     result, left, whole_file = [], Remarks(file), Remarks(file)
     with open_bytes(file) as opened:
         stream = Stream(opened)
@@ -107,6 +103,7 @@ def _heads(file: str) -> tuple[list[Plane], list[str], str]:
 
 
 def _head(stream: Stream, plane: Plane) -> None:
+    about = []
     for number, _, size in stream.fields(plane.end):
         if size < 0 or number == 3:
             continue
@@ -118,7 +115,8 @@ def _head(stream: Stream, plane: Plane) -> None:
             name = parts.get(4) if number == 4 and parts.get(4) else parts.get(2, 0)
             (plane.events if number == 4 else plane.stats)[key] = text(name)
         elif number == 6:
-            plane.about.append(stream.read(size))
+            about.append(stream.read(size))
+    plane.about = dict(_stat(item, plane.stats) for item in about)  # their names may stand behind them
 
 
 def _rank(file: str, plane: Plane, stream: Stream, base: int, remarks: Remarks) -> RankTrace:
@@ -131,10 +129,9 @@ def _rank(file: str, plane: Plane, stream: Stream, base: int, remarks: Remarks) 
     for line, stamp in zip(reader.lines, reader.stamps, strict=True):
         shift = (stamp - first) * 1e-9
         line.rescale(-shift, 1.0)
-    about = plane.statistics()
-    accelerator = clean(" ".join(str(about[key]) for key in ("device_vendor", "device_type_string") if about.get(key)))
+    accelerator = clean(" ".join(str(plane.about[key]) for key in ("device_vendor", "device_type_string") if plane.about.get(key)))
     origin = first + (base if first < 10**17 else 0)  # lines count from the start of the profile, or since 1970
-    return plane_trace(file, "xspace", plane.device, accelerator, max(whole(about.get("core_count", 0)), 0), origin, reader.lines, plane.events,
+    return plane_trace(file, "xspace", plane.device, accelerator, max(whole(plane.about.get("core_count", 0)), 0), origin, reader.lines, plane.events,
                        reader.launches, remarks)  # fmt: skip
 
 
