@@ -88,6 +88,19 @@ def test_innermost_operator_agrees_with_looking_at_all(threads, time):
         ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
         ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*)", COMMUNICATION),
         ("all-reduce.3", COMMUNICATION),
+        ("void rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
+        ("void mscclpp::collective::allreduceAllPairs<(mscclpp::ReduceOp)0, float>()", COMMUNICATION),
+        ("all_reduce_kernel", COMMUNICATION),
+        ("void quickreduce::allreduce_prototype_twoshot<float>()", COMMUNICATION),
+        ("kuserbuffers_pushrecv(int)", COMMUNICATION),
+        ("userbuffers_fp16_sum_inplace_gpu_rr_rs", COMMUNICATION),
+        ("void c10d::symmetric_memory::(anonymous namespace)::multimem_all_gather_kernel<16>(char*)", COMMUNICATION),
+        ("void aiter::reduce_scatter_cross_device_store<__hip_bfloat16, 8>(aiter::RankData*)", COMMUNICATION),
+        ("void tensorrt_llm::kernels::moeAllToAllKernel<8>(int)", COMMUNICATION),
+        ("void deep_ep::internode_ll::dispatch<true, 4, 8>(void*)", COMMUNICATION),
+        ("void nvshmem_alltoall_kernel(long*)", COMMUNICATION),
+        ("triton_poi_fused_all_gather_into_tensor_wait_tensor_1", COMPUTE),
+        ("triton_red_fused_all_reduce_add_0", COMPUTE),
         ("Memcpy HtoD (Pinned -> Device)", MEMORY),
         ("Memset (Device)", MEMORY),
         ("__amd_rocclr_copyBuffer", MEMORY),
@@ -101,8 +114,11 @@ def test_kinds_go_by_name(name, kind):
     assert kind_of(name) == kind
 
 
-def test_waiting_for_a_stream_is_not_work():
-    assert kind_of("Stream Sync", synchronisation=True) == SYNCHRONISATION
+@pytest.mark.parametrize(
+    "name, category, kind", [("Stream Sync", "cuda_sync", SYNCHRONISATION), ("CopyHostToDevice", "gpu_memcpy", MEMORY), ("FillBuffer", "gpu_memset", MEMORY)]
+)
+def test_the_category_goes_before_the_name(name, category, kind):
+    assert kind_of(name, category) == kind
 
 
 def test_names_of_collective_kernels():
@@ -110,6 +126,8 @@ def test_names_of_collective_kernels():
     assert collective_of_kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevComm*)") == ("reduce_scatter", "ring", "ll")
     assert collective_of_kernel("ncclDevKernel_AllReduce_Sum_bf16_TREE_LL128") == ("all_reduce", "tree", "ll128")
     assert collective_of_kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)") == ("send_recv", "", "")  # placeholders
+    assert collective_of_kernel("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(ncclSymkDevWorkArgs4K)")[0] == "all_reduce"
+    assert collective_of_kernel("void ncclDevKernel_AllGather_RING_LL(x)") == ("all_gather", "ring", "ll")
     assert collective_of_kernel("collective-permute.2")[0] == ""
     assert collective_of_kernel("all-gather-start.1")[0] == "all_gather"
 

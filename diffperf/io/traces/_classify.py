@@ -1,15 +1,18 @@
-"""What a device event is, told by its name: compute, communication, memory, synchronisation, other; and what the name of a collective kernel says.
+"""What a device event is, told by its category and name: compute, communication, memory, synchronisation, other; and what a collective kernel's name says.
 
 Streams say nothing: collectives run on whichever stream the framework took. The rules, in this order:
 
-1. communication: kernels of NCCL and RCCL (`nccl...Kernel...`, which RCCL uses too) and of MSCCL; one- and two-shot all-reduces of inference libraries
-   (`cross_device_reduce`, `...ShotAllReduce...`, `allreduce_fusion`), NVSHMEM, DeepEP; XLA's collective operations (`all-reduce.3`, `collective-permute`).
-2. memory: `Memcpy`, `Memset`, `dma`, and ROCm's copy and fill kernels (`__amd_rocclr_copyBuffer`).
-3. synchronisation: records of the category cuda_sync. They mark a host that waits for a stream; nothing runs.
-4. other: kernels whose name holds `Memcpy`, or `Sync`, or begins with `Memset`; neither compute nor a transfer of a copy engine.
-5. compute: every other kernel.
+1. synchronisation: records of the category `cuda_sync`. They mark a host that waits for a stream; nothing runs.
+2. memory: records of the categories `gpu_memcpy` and `gpu_memset`, whatever their names (`CopyHostToDevice` and `FillBuffer` on ROCm).
+3. communication: kernels of NCCL and RCCL (`nccl...Kernel`, `rccl...Kernel`) and of MSCCL, with or without `void ` and namespaces before them; kernels that
+   libraries bring for one node (`cross_device_reduce`, `...ShotAllReduce...`, `allreduce_fusion`, `all_reduce_kernel`, quick reduce, user buffers, multicast
+   `multimem_...`); exchanges of experts (DeepEP, `moeAllToAll...`, `EpDispatch...`) and NVSHMEM; XLA's operations (`all-reduce.3`, `collective-permute`).
+4. memory: `Memcpy`, `Memset`, `dma`, and ROCm's copy and fill kernels (`__amd_rocclr_copyBuffer`).
+5. other: kernels whose name holds `Memcpy` or `Sync`; neither compute nor a transfer of a copy engine.
+6. compute: every other kernel. One that Inductor fused (`triton_poi_fused_all_gather_into_tensor_...`) is named after the operators around it, and is compute.
 
-Apart from the further names in 1 and 2 these are the kinds of HolisticTraceAnalysis, so that its figures and ours are of the same thing.
+HolisticTraceAnalysis goes by name alone. It knows `^nccl.*Kernel` as communication, `^Memcpy`, `^Memset` and `^dma` as memory, and rule 5; all else is compute to
+it. So rules 1 and 2, the rest of 3, and ROCm's kernels in 4 depart from it; where a trace holds none of these, its figures and ours are of the same thing.
 A name with "reduce" in it is mostly not a collective. Leaves out which library a compute kernel is from.
 """
 
@@ -20,17 +23,21 @@ from .._collective_table import datatype_name, op_name
 COMPUTE, COMMUNICATION, MEMORY, SYNCHRONISATION, OTHER = range(5)
 KINDS = ("compute", "communication", "memory", "synchronisation", "other")
 
-_NCCL = re.compile(r"nccl.*Kernel|msccl", re.IGNORECASE)
+_LIBRARY = re.compile(r"(?:void\s+)?(?:\w+::)*(?:nccl\w*Kernel|rccl\w*Kernel|msccl)", re.IGNORECASE)
 _COMMUNICATION = re.compile(
-    r"cross_device_reduce|(one|two)_?shot_?all_?reduce|all_?reduce_?fusion|multimem_all_reduce|lamport.*all_?reduce|nvshmem|\bdeep_ep::"
+    r"cross_device_(reduce|store|all_?gather)|(one|two)_?shot_?all_?reduce|all_?reduce_?fusion|multimem_\w*(all_?reduce|all_?gather|reduce_?scatter)"
+    r"|lamport.*all_?reduce|quickreduce::|\bk?user_?buffers_|(^|[\s:])all_?reduce_?(kernel|all_?pairs|prototype)"
+    r"|nvshmem|\bdeep_ep::|\bhybrid_ep::|moe_?(all_?to_?all|A2A)|\bEp(Dispatch|Combine)\w*Kernel"
     r"|^%?(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)(-start|-done)?(\.\d+)?(\s|$|=)",
     re.IGNORECASE,
 )
+_FUSED = re.compile(r"triton_\w*fused_")
 _MEMORY = re.compile(r"Memcpy|Memset|dma|__amd_rocclr_(copy|fill)Buffer")
-_OTHER = re.compile(r"Memset|.*Memcpy|.*Sync")
+_OTHER = re.compile(r"Memcpy|Sync")
+_CATEGORIES = {"cuda_sync": SYNCHRONISATION, **dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), MEMORY)}
 
 _OPS = r"AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv"
-_KERNEL_OP = re.compile(rf"nccl(?:Dev)?(?:Kernel_)?({_OPS})")
+_KERNEL_OP = re.compile(rf"\bnccl(?:Symk?)?(?:Dev)?(?:Kernel_)?({_OPS})")
 _PROTOCOL = re.compile(r"_(LL128|LL|SIMPLE)(?:_|\(|$)", re.IGNORECASE)
 _ALGORITHM = re.compile(r"_(RING|TREE|COLLNET(?:_DIRECT|_CHAIN)?|NVLS(?:_TREE)?|PAT)_", re.IGNORECASE)
 _RECORDED = (
@@ -44,15 +51,15 @@ _TYPES = {
 }  # fmt: skip
 
 
-def kind_of(name: str, synchronisation: bool = False) -> int:
-    """Index into `KINDS` of a device event; `synchronisation` is true for records of cuda_sync."""
-    if synchronisation:
-        return SYNCHRONISATION
-    if _NCCL.match(name) or _COMMUNICATION.search(name):
+def kind_of(name: str, category: str = "") -> int:
+    """Index into `KINDS` of a device event; `category` as Kineto writes it, in small letters, "" where there is none."""
+    if category in _CATEGORIES:
+        return _CATEGORIES[category]
+    if _LIBRARY.match(name) or (_COMMUNICATION.search(name) and not _FUSED.match(name)):
         return COMMUNICATION
     if _MEMORY.match(name):
         return MEMORY
-    return OTHER if _OTHER.match(name) else COMPUTE
+    return OTHER if _OTHER.search(name) else COMPUTE
 
 
 def collective_of_kernel(name: str) -> tuple[str, str, str]:
@@ -60,7 +67,7 @@ def collective_of_kernel(name: str) -> tuple[str, str, str]:
 
     `SendRecv` is what all-to-all, pairwise all-gather and point-to-point look like; the algorithm, protocol and type in its name are placeholders.
     """
-    found = _KERNEL_OP.match(name)
+    found = _KERNEL_OP.search(name)
     if not found:
         xla = re.match(r"%?([a-z-]+?)(-start|-done)?(\.\d+)?(\s|$|=)", name)
         return (op_name(xla[1].removeprefix("ragged-")) if xla else ""), "", ""

@@ -34,7 +34,7 @@ class JaxJsonBuilder:
             if not (abs(time) < LATEST_US and duration < DAY_S * 1e6 and isinstance(name, str)):
                 if self._process.get(process):
                     shown = ", ".join(f"{key} is {str(event.get(key))[:40]}" for key in ("ts", "dur"))
-                    self.remarks.add("an event without a name, or a time or duration that can be", f"event {number} ({str(name)[:60]!r}): {shown}")
+                    self.remarks.add("an event without a name, or with a time or duration that cannot be", f"event {number} ({str(name)[:60]!r}): {shown}")
                 return
             if lane not in self._lines:
                 self._lines[lane] = Line()

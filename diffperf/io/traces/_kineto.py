@@ -33,7 +33,7 @@ class KinetoBuilder:
         self.file, self.remarks, self.meta = file, Remarks(file), {}
         self._names: dict[str, int] = {}
         self._written: dict[str, int] = {}  # name as in the file -> index
-        self._kinds: dict[tuple[int, bool], int] = {}
+        self._kinds: dict[tuple[int, str], int] = {}
         self._launch: dict[tuple[Any, ...], int] = {}
         self._inputs: dict[Any, int] = {}
         self._threads: dict[Any, int] = {}
@@ -43,7 +43,6 @@ class KinetoBuilder:
         self._recorded: dict[int, dict[str, Any]] = {}  # device event -> what stands with it
         self._op_recorded: dict[int, dict[str, Any]] = {}  # operator -> the same
         self._steps: list[tuple[str, float, float]] = []
-        self._marks: dict[str, list[float]] = {}
 
     def add(self, event: Any, number: int) -> None:
         """One item of `traceEvents`."""
@@ -69,7 +68,7 @@ class KinetoBuilder:
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         if device:
-            self._device(name, category == "cuda_sync", time, duration, args, event.get("tid"), number)
+            self._device(name, category, time, duration, args, event.get("tid"), number)
         elif runtime:
             correlation = whole(args.get("correlation", event.get("id")))
             if correlation >= 0:
@@ -107,11 +106,11 @@ class KinetoBuilder:
             index = self._written[name] = self._names.setdefault(clean(name) or "unnamed", len(self._names))
         return index
 
-    def _device(self, name: str, waits: bool, time: float, duration: float, args: dict[str, Any], thread: Any, number: int) -> None:
+    def _device(self, name: str, category: str, time: float, duration: float, args: dict[str, Any], thread: Any, number: int) -> None:
         index = self._name(name)
-        kind = self._kinds.get((index, waits))
+        kind = self._kinds.get((index, category))
         if kind is None:
-            kind = self._kinds[index, waits] = kind_of(name, waits)
+            kind = self._kinds[index, category] = kind_of(name, category)
         grid, block = sizes(args.get("grid")), sizes(args.get("block"))
         launch = -1
         if grid or block or "shared memory" in args:
