@@ -11,8 +11,8 @@ Streams say nothing: collectives run on whichever stream the framework took. The
 5. other: kernels whose name holds `Memcpy` or `Sync`; neither compute nor a transfer of a copy engine.
 6. compute: every other kernel. One that Inductor fused (`triton_poi_fused_all_gather_into_tensor_...`) is named after the operators around it, and is compute.
 
-HolisticTraceAnalysis goes by name alone. It knows `^nccl.*Kernel` as communication, `^Memcpy`, `^Memset` and `^dma` as memory, and rule 5; all else is compute to
-it. So rules 1 and 2, the rest of 3, and ROCm's kernels in 4 depart from it; where a trace holds none of these, its figures and ours are of the same thing.
+HolisticTraceAnalysis goes by name alone: `^nccl.*Kernel` is communication, `^Memcpy`, `^Memset` and `^dma` are memory, rule 5 is as here, the rest is compute.
+So rules 1 and 2, the rest of 3, and ROCm's kernels in 4 depart from it; where a trace holds none of these, its figures and ours are of the same thing.
 A name with "reduce" in it is mostly not a collective. Leaves out which library a compute kernel is from.
 """
 
