@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
 from ..._arrays import si
-from ...smooth import pnorm, safe_divide, safe_power
+from ...smooth import pnorm, safe_divide
 from ._collectives import CollectiveRows, Settings, channel_time
 from ._constants import NOMINAL_CONTENTION, Contention, OverlapChip
 from ._region import KernelRows, OverlapRegion
@@ -23,7 +23,6 @@ from ._sm_loss import left_processors, taken_processors, waves
 
 _ALWAYS_MOVING = 0.4  # share of a collective's traffic that reaches device memory even when its buffers fit into the cache
 _MOST_TAKEN = 0.5  # share of memory bandwidth that collectives take at most from a kernel
-_FULL = 1e15  # a cache so much fuller than full is full; keeps powers finite in float32
 
 
 class OverlapTimes(NamedTuple):
@@ -72,8 +71,7 @@ def kernel_time(
       temperature: of the rounding to waves.
     """
     share = si(in_flight) / (constants.cache_multiple * chip.l2)
-    filled = safe_power(jnp.minimum(share, _FULL ** (1 / si(constants.steepness))), constants.steepness)
-    lost = filled / (1 + filled)
+    lost = jnp.where(share > 0, jax.nn.sigmoid(constants.steepness * jnp.log(jnp.where(share > 0, share, 1.0))), 0.0)  # share^k / (1 + share^k)
     moved = kernels.nbytes + constants.spill * lost * (kernels.tile_bytes - kernels.nbytes)
     others, half = si(traffic) * (_ALWAYS_MOVING + (1 - _ALWAYS_MOVING) * lost), chip.bandwidth * _MOST_TAKEN
     bounded = others * half / pnorm(others, half, 6.0)
