@@ -23,7 +23,7 @@ from diffperf.io.traces import (
     times_of,
     work_of,
 )
-from diffperf.io.traces._intervals import covered, length
+from diffperf.io.traces._intervals import accompanied, covered, length
 from diffperf.io.traces._nesting import innermost, nest
 
 # Intervals
@@ -45,6 +45,15 @@ def test_intervals_agree_with_counting_cells(first, second):
     assert length(*columns(first)) == grid_of(first).sum()
     expected = [grid_of([piece]) @ grid_of(second).astype(int) for piece in first]
     assert_allclose(covered(*columns(first), *columns(second)), expected)
+
+
+@given(PIECES, st.lists(st.integers(-1, 2), min_size=12, max_size=12), st.lists(st.booleans(), min_size=12, max_size=12))
+def test_company_agrees_with_looking_at_all(pieces, lanes, by):
+    n = len(pieces)
+    start, end = np.array([float(a) for a, _ in pieces]), np.array([float(a + size) for a, size in pieces])
+    beside = lambda i, j: min(end[i], end[j]) > max(start[i], start[j])
+    expected = [any(j != i and by[j] and (lanes[i] != lanes[j] or lanes[i] < 0) and beside(i, j) for j in range(n)) for i in range(n)]
+    assert accompanied(start, end, np.array(lanes[:n], int), np.array(by[:n], bool)).tolist() == expected
 
 
 @st.composite

@@ -1,7 +1,8 @@
 """Measurements that a trace holds, in the tables that calibration reads: kernels whose shapes were recorded, and collectives whose sizes were.
 
-Kernels count only where no other stream ran, so that their times are theirs alone. A collective's kernel spins until the last rank arrives: with several
-ranks the shortest of their times is taken, with one rank the row is flagged, as its time holds the waiting.
+Kernels count only where no other stream ran, so that their times are theirs alone; one without a stream number only where nothing else ran. A collective's
+kernel spins until the last rank arrives: with several ranks the shortest of their times is taken, with one rank the row is flagged, as its time holds the
+waiting.
 """
 
 import math
@@ -15,7 +16,7 @@ from .._kernel_table import KernelTable
 from .._kernels import read_kernels
 from ._analyse import works
 from ._classify import SYNCHRONISATION
-from ._intervals import covered
+from ._intervals import accompanied
 from ._ranks import Matched
 from ._tables import LeftOut, RankTrace
 from ._work import rows_of
@@ -33,11 +34,7 @@ def kernel_measurements(traces: Sequence[RankTrace]) -> tuple[KernelTable | None
         rows = np.array(sorted(work), int)
         if not len(rows):
             continue
-        beside = np.zeros(len(rows))
-        for stream in np.unique(e.stream[rows]):
-            at, others = e.stream[rows] == stream, (e.stream != stream) & (e.kind != SYNCHRONISATION)
-            beside[at] = covered(e.start_s[rows[at]], e.end_s[rows[at]], e.start_s[others], e.end_s[others])
-        alone = (beside == 0) & (e.duration_s[rows] > 0)
+        alone = ~accompanied(e.start_s, e.end_s, e.stream, e.kind != SYNCHRONISATION)[rows] & (e.duration_s[rows] > 0)
         if not alone.all():
             left.append(LeftOut("kernels beside another stream, not among the measured kernels", trace.file, int((~alone).sum()),
                                 (f"event {e.event[rows[~alone][0]]} ({trace.names[e.name[rows[~alone][0]]][:60]!r})",)))  # fmt: skip

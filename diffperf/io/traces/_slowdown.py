@@ -13,7 +13,7 @@ import numpy as np
 
 from ._analyse import busiest_stream
 from ._classify import COMMUNICATION, COMPUTE, SYNCHRONISATION
-from ._intervals import covered
+from ._intervals import accompanied, covered
 from ._tables import RankTrace
 
 COVERED = 0.98  # partly covered runs are left out: long kernels are covered more often, and their length would leak into the ratio
@@ -62,9 +62,9 @@ def overlap_slowdowns(trace: RankTrace) -> list[Slowdown]:
     if not len(rows) or not calls:
         return []
     share = lambda mask: covered(e.start_s[rows], e.end_s[rows], e.start_s[mask], e.end_s[mask]) / e.duration_s[rows]
-    third = share((e.stream != busiest_stream(trace)) & (e.kind != COMMUNICATION) & (e.kind != SYNCHRONISATION))
+    third = accompanied(e.start_s, e.end_s, e.stream, (e.kind != COMMUNICATION) & (e.kind != SYNCHRONISATION))[rows]
     beside = share(e.kind == COMMUNICATION)
-    usable = third == 0
+    usable = ~third
     full, alone = usable & (beside > COVERED), usable & (beside == 0)
     position, pairing = _positions(trace, rows)
     call_rows = np.array([call.row for call in calls])
