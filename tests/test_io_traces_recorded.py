@@ -68,7 +68,7 @@ def test_kernels_lose_whole_processors_to_a_collective():
     assert_allclose([ratio for _, ratio in ratios], [1.01, 1.61, 1.76, 0.99, 1.00, 1.30, 1.37, 1.33, 1.32, 1.13, 1.45], atol=0.006)
 
 
-HTA = traces_of("dlrm*/rank[07].json.gz", "hta_sampled*/*.gz", "hta_a100_*", "hta_v100*", "tracelens_h100_bert*")
+HTA = traces_of("dlrm*/rank[07].json.gz", "hta_sampled*/*.gz", "hta_a100_*", "hta_v100*", "tracelens_h100_bert*", "tracelens_mi300x*")
 
 
 @shared

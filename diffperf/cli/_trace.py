@@ -128,8 +128,9 @@ def _writing(target: str | None) -> Iterator[None]:
 def _steps(ranks: Sequence[Any]) -> list[dict[str, Any]]:
     from ..io.traces import step_times
 
-    return [{"rank": rank.rank if rank.rank >= 0 else None, **{key: value for key, value in dataclasses.asdict(step).items() if key != "times"},
-             **dataclasses.asdict(step.times)} for rank in ranks for step in step_times(rank)]  # fmt: skip
+    return [{"rank": rank.rank if rank.rank >= 0 else None, "device": rank.device if rank.device >= 0 else None,
+             **{key: value for key, value in dataclasses.asdict(step).items() if key != "times"}, **dataclasses.asdict(step.times)}
+            for rank in ranks for step in step_times(rank)]  # fmt: skip
 
 
 def _measure(folder: Path, ranks: Sequence[Any], matched: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:

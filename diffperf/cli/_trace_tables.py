@@ -45,7 +45,7 @@ def _columns(title: str, first: str, *rest: str) -> Table:
 
 
 def _name(rank: dict[str, Any]) -> str:
-    return "-" if rank["rank"] is None else str(rank["rank"])
+    return ("-" if rank["rank"] is None else str(rank["rank"])) + ("" if rank["device"] is None else f", device {rank['device']}")
 
 
 def _ranks(ranks: Sequence[dict[str, Any]]) -> Table:
@@ -72,7 +72,7 @@ def _kinds(ranks: Sequence[dict[str, Any]]) -> Table:
 def _steps(steps: Sequence[dict[str, Any]]) -> Table:
     result = _columns("Steps", "rank, step", "to the next", "on the host", "idle", "compute", "exposed", "overlap")
     for k, step in enumerate(steps[:_MOST_ROWS]):
-        overlap, last = step["overlap_fraction"], k + 1 == len(steps) or steps[k + 1]["rank"] != step["rank"]
+        overlap, last = step["overlap_fraction"], k + 1 == len(steps) or _name(steps[k + 1]) != _name(step)
         name = Text(f"{_name(step)}  {step['name'].removeprefix('ProfilerStep').removeprefix('step ')}")
         result.add_row(name, "-" if last else time_text(step["period_s"]), *(time_text(step[part]) for part in ("host_s", "idle_time_s", "compute_time_s")),
                        time_text(step["exposed_communication_time_s"]), "-" if math.isnan(overlap) else percent(overlap))  # fmt: skip

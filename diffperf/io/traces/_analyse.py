@@ -65,13 +65,20 @@ def _times(start: np.ndarray, end: np.ndarray, kind: np.ndarray, span: float | N
 
 
 def hta_times(trace: RankTrace) -> Times:
-    """What HolisticTraceAnalysis reports of this file with its default settings. It differs from `times_of` in four ways: the last of several steps is left
-    out, and with it every kernel that no call before it launched; records of synchronisation on a stream count as busy; a start is rounded up and an end down
-    to whole microseconds, which shortens short kernels by much."""
+    """What HolisticTraceAnalysis reports of this file with its default settings. It differs from `times_of` in four ways:
+
+    - The last of several steps is left out, and with it every kernel that no call before it launched. It begins with the last event named `ProfilerStep`,
+      whatever its category: one drawn over the kernels begins later than that on the host. Steps of other names are none.
+    - Records of synchronisation on a stream count as busy.
+    - A start is rounded up and an end down to whole microseconds, which shortens short kernels by much.
+    - Devices of one file are one rank to it; here each is for itself.
+
+    The kinds of kernels are those of `diffperf.io.traces`, which know more names (see `kind_of`).
+    """
     e = trace.events
     rows = e.stream >= 0
-    if len({step.name for step in trace.steps}) > 1:
-        rows &= e.launch_start_s < max(step.start_s for step in trace.steps)
+    if not math.isnan(trace.last_step_s):
+        rows &= e.launch_start_s < trace.last_step_s
     microseconds = lambda seconds: np.round(seconds[rows] * 1e6, 3)  # profilers record nanoseconds
     start, end = np.ceil(microseconds(e.start_s)), np.floor(microseconds(e.end_s))
     return _times(start * 1e-6, np.maximum(start, end) * 1e-6, e.kind[rows])
@@ -246,9 +253,10 @@ def rank_dict(trace: RankTrace | ExecutionGraph) -> dict[str, Any]:
         return _graph_dict(trace)
     hta = hta_times(trace)
     return {
-        "rank": trace.rank if trace.rank >= 0 else None, "file": trace.file, "format": trace.format, "accelerator": trace.accelerator,
+        "rank": trace.rank if trace.rank >= 0 else None, "device": trace.device if trace.device >= 0 else None, "file": trace.file, "format": trace.format,
+        "accelerator": trace.accelerator,
         "origin_ns": trace.origin_ns, **dataclasses.asdict(times_of(trace)), "by_kind": kind_times(trace), "host": host_times(trace),
-        "as_hta": {"idle_time_s": hta.idle_time_s, "compute_time_s": hta.compute_time_s, "span_s": hta.span_s, "overlap_fraction": hta.overlap_fraction},
+        "as_hta": {part: getattr(hta, part) for part in ("span_s", "idle_time_s", "compute_time_s", "communication_time_s", "overlap_fraction")},
         "kernels": [dataclasses.asdict(kernel) for kernel in kernel_times(trace)],
         "collectives": [dataclasses.asdict(call) | {"start_s": trace.events.start_s[call.row], "duration_s": trace.events.duration_s[call.row]}
                         for call in trace.collectives],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ._classify import COMMUNICATION, COMPUTE, MEMORY, OTHER, kind_of
-from ._numbers import DAY_S, amount, clean, real
+from ._numbers import DAY_S, amount, clean, rank_in_name, real
 from ._tables import ExecutionGraph, Remarks, TraceError
 from ._wire import Stream, WireError, fields, text, varint
 
@@ -25,8 +25,8 @@ class GraphBuilder:
 
     def __init__(self, file: str, format: str):
         self.file, self.format, self.remarks = file, format, Remarks(file)
-        found = re.search(r"rank[-_]?(\d{1,9})|\.(\d{1,9})\.et", file.rsplit("/", 1)[-1])
-        self.rank = int(found[1] or found[2]) if found else -1
+        found, named = re.search(r"\.(\d{1,9})\.et", file.rsplit("/", 1)[-1]), rank_in_name(file)
+        self.rank = int(found[1]) if found and named < 0 else named
         self._names: list[str] = []
         self._known: dict[str, tuple[str, int]] = {}  # name as written -> name, and its kind on the device
         self._ids, self._parents, self._counts = array("q"), array("q"), array("q")

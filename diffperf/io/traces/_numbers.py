@@ -23,6 +23,22 @@ def whole(value: Any) -> int:
     return number if -(2**63) <= number < 2**63 else -1
 
 
+def last_number(value: Any) -> int:
+    """A whole number, or the one at the end of a text ("stream 7"); -1 for anything else."""
+    found = re.search(r"(?:^|[\s#:_]|stream)(\d{1,18})\s*$", value, re.IGNORECASE) if isinstance(value, str) else None
+    return int(found[1]) if found else whole(value)
+
+
+def rank_in_name(file: str) -> int:
+    """The rank in the name of a file, -1 for none: the last number behind `rank`, else behind `worker`, else behind `trace`; dates are longer."""
+    name = file.rsplit("/", 1)[-1]
+    for word, digits in (("rank", 9), ("worker", 5), ("trace", 5)):
+        found = re.findall(rf"{word}[-_=]?(\d{{1,{digits}}})(?!\d)", name, re.IGNORECASE)
+        if found:
+            return int(found[-1])
+    return -1
+
+
 def real(value: Any) -> float:
     """A finite number, or a text of one; NaN for anything else."""
     try:

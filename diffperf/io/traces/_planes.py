@@ -16,10 +16,10 @@ import numpy as np
 from ._calls import collective_calls
 from ._classify import kind_of
 from ._numbers import DAY_S, FAR_OFF, clean, far_off, sizes
-from ._tables import DeviceEvents, Operators, RankTrace, Remarks, Step
+from ._steps import step_of
+from ._tables import DeviceEvents, Operators, RankTrace, Remarks, Step, grids
 
 READ = ("Stream", "XLA Ops", "Async XLA Ops", "Steps")
-_SMALL = 2**31 - 1
 _NO_OPERATORS = Operators(*(np.zeros(0, kind) for kind in (float, float, np.int64, np.int64, np.int64)))
 
 
@@ -97,21 +97,18 @@ def plane_trace(
     index = np.array([of_key[key] for key in keys.tolist()], np.int32)
     name = index[np.searchsorted(keys, take("key"))] if len(order) else index[:0]
     kinds = np.array([kind_of(word) for word in known] or [0], np.int8)
-    table = np.array([(math.prod(grid), math.prod(block), grid[0]) for grid, block, _, _ in launches.shapes] + [(0, 0, 0)], np.int64)
     launch = take("launch")
-    blocks, threads, channels = (table if table.max() > _SMALL else table.astype(np.int32))[launch].T  # -1 is the last row
     same = lambda value: np.broadcast_to(np.asarray(value), len(order))  # one value that stands for all, and takes no memory
     events = DeviceEvents(
-        take("start"), take("duration"), name, kinds[name], stream[order], same(rank), take("correlation"), blocks, threads, channels, launch,
+        take("start"), take("duration"), name, kinds[name], stream[order], same(rank), take("correlation"), *grids(launches.shapes, launch), launch,
         same(math.nan), same(math.nan), same(-1), same(-1), take("number"),
     )  # fmt: skip
     if steps:
-        starts, ends = (np.array([getattr(step, side) for step in steps]) for side in ("start_s", "end_s"))
-        at = np.searchsorted(starts, events.start_s, side="right") - 1
-        events = dataclasses.replace(events, step=np.where((at >= 0) & (events.start_s < ends[at]), at, -1).astype(np.int32))
+        events = dataclasses.replace(events, step=step_of(steps, events.start_s))
     shapes = tuple(launches.shapes)
     calls = collective_calls(events, tuple(known), shapes, _NO_OPERATORS, (), {}, {}, {}, -1)
-    return RankTrace(file, format, rank, -1, accelerator, num_sms, "", origin_ns, tuple(known), shapes, (), events, _NO_OPERATORS, calls, steps,
+    last = steps[-1].start_s if len({step.name for step in steps}) > 1 else math.nan
+    return RankTrace(file, format, rank, -1, -1, accelerator, num_sms, "", origin_ns, tuple(known), shapes, (), events, _NO_OPERATORS, calls, steps, last,
                      np.zeros((0, 2)), remarks.done())  # fmt: skip
 
 

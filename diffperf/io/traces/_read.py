@@ -24,8 +24,8 @@ def read_trace(path: str | os.PathLike[str]) -> list[RankTrace | ExecutionGraph]
     Files are read as streams: memory goes with the number of kernels and operators, not with the size of the file.
 
     Returns:
-      One `RankTrace` for a Kineto file, one per device for a JAX profile, one `ExecutionGraph` for an execution trace. A file that is cut in the
-      middle gives what was read before; `left_out` says where it stops.
+      One `RankTrace` for a Kineto file of one rank, one per rank or device for others and for JAX profiles, one `ExecutionGraph` for an execution trace.
+      A file that is cut in the middle gives what was read before; `left_out` says where it stops.
 
     Raises:
       TraceError: the file is none of these, has no GPU events, or cannot be read; the message names the file.
@@ -92,7 +92,7 @@ def read_traces(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[RankTrace
 
 def _missing(found: Sequence[RankTrace | ExecutionGraph]) -> tuple[LeftOut, ...]:
     """Ranks that the job had and that were not given, ranks given twice, and files that differ in how many there were."""
-    ranks = [trace.rank for trace in found if trace.rank >= 0]
+    ranks = [rank for rank, _ in {(trace.rank, trace.file) for trace in found if trace.rank >= 0}]  # one rank may have several devices in its file
     given = set(ranks)
     worlds = sorted({trace.world_size for trace in found if isinstance(trace, RankTrace) and trace.world_size > 0})
     world = worlds[-1] if worlds else 0
@@ -167,4 +167,4 @@ def _read_json(file: str) -> list[RankTrace | ExecutionGraph]:
         raise TraceError(f"{file} has no GPU events: {jax.devices} ran nothing that could be read{jax.remarks.why()}. Profile on the device.")
     if cut and not len(kineto):
         raise TraceError(f"{file} stops after event {counts[used]:,}, before any GPU event: {cut}. Copy the whole file.")
-    return [kineto.done()]
+    return list(kineto.done())

@@ -4,6 +4,7 @@ Plain data without a model. What was not used stays countable in `left_out`.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,6 +108,14 @@ class DeviceEvents:
         return DeviceEvents(**{field.name: getattr(self, field.name)[at] for field in dataclasses.fields(self)})
 
 
+def grids(shapes: Sequence[tuple[Any, ...]], launch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`blocks`, `threads` and `channels` of `DeviceEvents` for numbers of launch shapes (grid, block, ...). [1]"""
+    size = lambda shape: math.prod(shape) if shape else 0
+    table = np.array([(size(grid), size(block), grid[0] if grid else 0) for grid, block, *_ in shapes] + [(0, 0, 0)], np.int64)  # -1 is the last row
+    blocks, threads, channels = (table if table.max() > 2**31 - 1 else table.astype(np.int32))[launch].T
+    return blocks, threads, channels
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operators:
     """Operators of the framework on the host, in order of thread and start; every column has shape (n,).
@@ -199,6 +208,7 @@ class RankTrace:
       file: where it is from.
       format: "kineto", "jax-json" or "xspace".
       rank: -1 where the file does not say.
+      device: number of the device where one rank (or a file that names none) has several, -1 otherwise.
       world_size: -1 where the file does not say. [1]
       accelerator: name of the device, "" where not recorded.
       num_sms: processors of the device, 0 where not recorded. [1]
@@ -210,6 +220,7 @@ class RankTrace:
       events, operators: the tables.
       collectives: one per communication kernel, in their order.
       steps: in order of time.
+      last_step_s: start of the last of several steps over all events named so, also those drawn over the kernels; NaN for less than two. [s]
       launches: calls of the host that launched work, (start, duration), shape (n, 2). [s]
       left_out: what was not read, and doubts about what was.
     """
@@ -217,6 +228,7 @@ class RankTrace:
     file: str
     format: str
     rank: int
+    device: int
     world_size: int
     accelerator: str
     num_sms: int
@@ -229,6 +241,7 @@ class RankTrace:
     operators: Operators
     collectives: tuple[CollectiveCall, ...]
     steps: tuple[Step, ...]
+    last_step_s: float
     launches: np.ndarray
     left_out: tuple[LeftOut, ...]
 
