@@ -154,6 +154,19 @@ def test_calibration_moves_towards_the_log(tmp_path):
     assert again["error"]["median"] < fit.before["median"]
 
 
+def test_times_that_include_waiting_are_left_out_of_fit_and_validation():
+    """Of a trace of one rank: nothing can be learned from how long its kernels spun."""
+    table = parse_nccl_tests(written_log(true_times(H100)))
+    waits = np.arange(len(table)) % 2 == 0
+    table = dataclasses.replace(table, flag=np.where(waits, "waiting_included|coalesced", table.flag), time_s=np.where(waits, 1e-2, table.time_s))
+    result = calibrate_collectives(table)
+    assert result.fits[0].rows == int((~waits).sum()) and not result.fits[0].floors
+    (reason,) = result.skipped
+    assert "traces of all ranks" in reason and result.skipped[reason] == waits.sum() == validate_collectives(table)["skipped"][reason]
+    with pytest.raises(ValueError, match=r"no row can be fitted: time of one rank, which holds its waiting .* traces of all ranks"):
+        calibrate_collectives(table.take(waits))
+
+
 def engine_csv(tmp_path, gpu="H100 SXM", version="9.9"):
     """A table of a made-up engine: 5 us + 0.2 us per peer + one or two shots, handed to nobody; and one row that its source calls unhealthy."""
     lines = ["op,dtype,bytes,n_ranks,n_nodes,algo,proto,time_us,algbw_GBps,busbw_GBps,gpu,interconnect,source,flag,impl"]

@@ -2,7 +2,8 @@
 
 Logs of one system, NIC rate and network are fitted together: node and network constants are shared, and each log has a floor and three factors of its own,
 so that what a library version or a way of timing adds is not taken for the links'. Intervals are those of the Laplace approximation at the mode.
-Kernels of engines get constants of their own. Rows that their source calls unhealthy or invalid are left out.
+Kernels of engines get constants of their own. Left out are rows that their source calls unhealthy or invalid, and times of one rank of a trace, which hold its
+waiting for the others.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from .._evaluate import error_summary
 from ._design import fit_design, predict_design
 from ._engines import LEAST_ROWS, EngineRows, engine_rows, fit_engines, is_engine, predict_engines
 from ._levels import log_design
-from ._predict import ROW_NOISE, SICK_REASON, Z80, Prepared, is_sick, prepare_collectives
+from ._predict import ROW_NOISE, Z80, Prepared, prepare_collectives, unfit_rows
 from ._priors import prior_of, shipped
 from ._settings import Setting
 from ._vector import INDEX
@@ -107,10 +108,10 @@ def calibrate_collectives(
       ValueError: for an unknown system, or when no row can be modelled.
     """
     table = files if isinstance(files, CollectiveTable) else read_collectives(files)
-    engine, sick = is_engine(table), is_sick(table)
-    prepared = prepare_collectives(table.take(~engine & ~sick), system, library)
-    kernels = engine_rows(table.take(engine & ~sick), system)
-    skipped = prepared.skipped | kernels.skipped | ({SICK_REASON: int(sick.sum())} if sick.any() else {})
+    engine, (unfit, reasons) = is_engine(table), unfit_rows(table)
+    prepared = prepare_collectives(table.take(~engine & ~unfit), system, library)
+    kernels = engine_rows(table.take(engine & ~unfit), system)
+    skipped = prepared.skipped | kernels.skipped | reasons
     if not len(prepared.rows) and not len(kernels.at):
         raise ValueError(f"calibrate_collectives: no row can be fitted: {'; '.join(skipped) or 'the files have no rows'}")
     groups: dict[tuple, list[int]] = {}

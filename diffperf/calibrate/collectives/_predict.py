@@ -18,7 +18,8 @@ from ._priors import HELD, prior_of
 from ._settings import Setting, setting_of
 from ._vector import INDEX, LEAVES
 
-SICK_REASON = "labelled unhealthy or invalid by its source"
+SICK = "labelled unhealthy or invalid by its source"
+WAITING = "time of one rank, which holds its waiting for the others (flag waiting_included); give `diffperf trace` the traces of all ranks"
 ROW_NOISE = 0.06
 """Standard deviation of a row's log time about its log's curve: protocol changes and repeats."""
 Z80 = 1.2816
@@ -118,10 +119,13 @@ def prepare_collectives(table: CollectiveTable, system: str = "", library: str =
     return Prepared(rows, np.array(places, int), settings, names, sources, dict(skipped.most_common()))
 
 
-def is_sick(table: CollectiveTable) -> np.ndarray:
-    """Rows whose source says that the system was not well, or that the test did not do what it says."""
+def unfit_rows(table: CollectiveTable) -> tuple[np.ndarray, dict[str, int]]:
+    """Mask of the rows whose time is not that of a healthy transfer, shape (rows,), and how many there are for each reason: the system was not well, the test
+    did not do what it says, or the time of a trace includes waiting."""
     words = ("unhealthy", "invalid")
-    return np.array([str(health) in words or str(flag).startswith(words) for health, flag in zip(table.health, table.flag)], bool)
+    sick = np.array([str(health) in words or str(flag).startswith(words) for health, flag in zip(table.health, table.flag)], bool)
+    waits = np.array(["waiting_included" in str(flag).split("|") for flag in table.flag], bool) & ~sick
+    return sick | waits, {reason: int(mask.sum()) for reason, mask in ((SICK, sick), (WAITING, waits)) if mask.any()}
 
 
 def predict_collectives(prepared: Prepared, fit: dict[str, Any] | None = None, floors: bool = True) -> Predicted:

@@ -13,7 +13,7 @@ import numpy as np
 from ...io import CollectiveTable, bus_factor, read_collectives
 from .._evaluate import error_summary
 from ._engines import engine_rows, is_engine, predict_engines
-from ._predict import BANDS, SICK_REASON, Z80, band_of, is_sick, predict_collectives, prepare_collectives
+from ._predict import BANDS, Z80, band_of, predict_collectives, prepare_collectives, unfit_rows
 from ._priors import shipped
 
 
@@ -34,7 +34,7 @@ def validate_collectives(
     files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | CollectiveTable, *, system: str = "", library: str = "",
     fit: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Predicts every collective of some files and scores the predictions; leaves out rows that their source calls unhealthy or invalid.
+    """Predicts every collective of some files and scores the predictions; leaves out rows that their source calls unhealthy or invalid, and times with waiting.
 
     Args:
       files: paths for `read_collectives`, or a table.
@@ -49,11 +49,10 @@ def validate_collectives(
       ValueError: for an unknown system.
     """
     table = files if isinstance(files, CollectiveTable) else read_collectives(files)
-    engine, sick = is_engine(table), is_sick(table)
-    of_library, of_engines = np.flatnonzero(~engine & ~sick), np.flatnonzero(engine & ~sick)
+    engine, (unfit, reasons) = is_engine(table), unfit_rows(table)
+    of_library, of_engines = np.flatnonzero(~engine & ~unfit), np.flatnonzero(engine & ~unfit)
     rows = _concatenate(_library_rows(table, of_library, system, library, fit), _engine_rows(table, of_engines, system, fit))
-    if sick.any():
-        rows.skipped[SICK_REASON] = int(sick.sum())
+    rows.skipped.update(reasons)
     out: dict[str, Any] = {
         "n_rows": len(table) + sum(problem.kind == "row left out" for problem in table.problems), "n_modelled": len(rows.at), "skipped": rows.skipped,
         "error": error_summary(rows.predicted, rows.log_time), "baseline": error_summary(np.array([]), np.array([])), "groups": [], "rows": [],
