@@ -55,8 +55,10 @@ def test_json_has_the_figures_of_every_rank(tmp_path, capsys):
     assert_allclose([step["period_s"] for step in found["steps"]], [100e-6, 60e-6] * 2, rtol=1e-9)
     assert found["clocks"]["agree"] and found["stragglers"][0]["rank"] == 1
     assert_allclose(found["stragglers"][0]["mean_late_s"], 10e-6, rtol=1e-6)
+    hta = found["ranks"][0]["as_hta"]  # of the first of two steps, here in whole microseconds
+    assert_allclose([hta["span_s"], hta["compute_time_s"], hta["communication_time_s"]], [60e-6, 50e-6, 40e-6], rtol=1e-9)
     out = capsys.readouterr().out
-    assert "75.0%" in out and "Stragglers" in out and "wrote" in out
+    assert "75.0%" in out and "as_hta" in out and "Stragglers" in out and "wrote" in out
 
 
 def test_json_on_stdout_is_one_document(tmp_path, capsys):
@@ -138,3 +140,17 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     stop = left["the file stops in the middle; what follows is missing"]
     assert "rank0.json: after event 17" in stop["examples"][0]
     assert "stops in the middle" in capsys.readouterr().out
+
+
+def test_devices_of_one_rank_are_named(tmp_path, capsys):
+    path = write(tmp_path, 0)
+    document = json.loads(path.read_text())
+    for event in [event for event in document["traceEvents"] if event["cat"] == "kernel"]:
+        document["traceEvents"].append(event | {"args": event["args"] | {"device": 1}})
+    path.write_text(json.dumps(document))
+    assert run("trace", path, "--json", tmp_path / "out.json") == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [(rank["rank"], rank["device"]) for rank in found["ranks"]] == [(0, 0), (0, 1)]
+    assert [(step["rank"], step["device"]) for step in found["steps"]] == [(0, 0), (0, 0), (0, 1), (0, 1)]
+    out = capsys.readouterr().out
+    assert "0, device 1" in out and "several devices of one rank" in out and "several traces of one rank" not in out

@@ -52,7 +52,10 @@ def trace(
     measurements: Annotated[str | None, typer.Option("--measurements", metavar="FOLDER", help="Write kernels.csv, collectives.csv, overlap.csv.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Kernels to print.")] = 12,
 ) -> None:
-    """Read traces of a profiler: busy, idle, overlapped and exposed time, steps, stragglers, achieved rates; compare with a prediction."""
+    """Read traces of a profiler: busy, idle, overlapped and exposed time, steps, stragglers, achieved rates; compare with a prediction.
+
+    Times are over all steps, unrounded. HolisticTraceAnalysis by default leaves out the last step and rounds to whole microseconds: as_hta in --json has that.
+    """
     from ..io.traces import RankTrace, left_out_dict, match_collectives, rank_dict, read_traces, stragglers
     from . import _output
 

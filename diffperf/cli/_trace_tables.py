@@ -55,8 +55,10 @@ def _ranks(ranks: Sequence[dict[str, Any]]) -> Table:
         overlap = rank["overlap_fraction"]
         result.add_row(_name(rank), time_text(rank["span_s"]), *shares, "-" if math.isnan(overlap) else percent(overlap), time_text(rank["memory_time_s"]),
                        _time(rank["host"]["launch_to_start_s"]))  # fmt: skip
-    if len(ranks) > _MOST_ROWS:
-        result.caption = f"{len(ranks) - _MOST_ROWS} more in the JSON document"
+    notes = [f"{len(ranks) - _MOST_ROWS} more in the JSON document"] if len(ranks) > _MOST_ROWS else []
+    if any(rank["format"] == "kineto" for rank in ranks):
+        notes.append("over all steps, unrounded; with the defaults of HolisticTraceAnalysis: as_hta in --json")
+    result.caption = "; ".join(notes) or None
     return result
 
 
