@@ -154,6 +154,16 @@ def test_calibration_moves_towards_the_log(tmp_path):
     assert again["error"]["median"] < fit.before["median"]
 
 
+def test_the_written_fit_has_the_error_that_is_reported():
+    """Also where what is peculiar to the log explains it better than the constants do: it holds for further logs of this system and network."""
+    table = parse_nccl_tests(written_log(true_times(H100, source__latency=1.6, source__wire=1.15)))
+    table = dataclasses.replace(table, interconnect=np.array(["IB 8x400G"] * len(table)))
+    result = calibrate_collectives(table)
+    after = result.fits[0].after["median"]
+    assert after < 0.01 < result.fits[0].before["median"] / 10
+    np.testing.assert_allclose(validate_collectives(table, fit=result.document)["error"]["median"], after, rtol=0.2, atol=1e-3)
+
+
 def test_times_that_include_waiting_are_left_out_of_fit_and_validation():
     """Of a trace of one rank: nothing can be learned from how long its kernels spun."""
     table = parse_nccl_tests(written_log(true_times(H100)))

@@ -147,7 +147,7 @@ def _print_fit(fit: Any) -> None:
     title = f"Fitted to {fit.rows} rows: {place}" if learned else f"No constant of {place} is narrowed by these rows"
     console.print(constants_table(title, learned, _quantity))
     before, after = percent_of(fit.before["median"]), percent_of(fit.after["median"])
-    console.print(f"median error {before} with the shipped constants, {after} with these", markup=False)
+    console.print(f"median error {before} with the shipped constants, {after} with these (on the rows they have seen)", markup=False)
     for name, floor in fit.floors.items():
         console.print(f"{name}: the host needs at least {time_text(floor)} per collective", markup=False)
 

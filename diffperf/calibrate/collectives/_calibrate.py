@@ -17,9 +17,9 @@ from ...io import CollectiveTable, read_collectives, write_atomic
 from .._evaluate import error_summary
 from ._design import fit_design, predict_design
 from ._engines import LEAST_ROWS, EngineRows, engine_rows, fit_engines, is_engine, predict_engines
-from ._levels import log_design
+from ._levels import LOG_WIDTH, log_design
 from ._predict import ROW_NOISE, Z80, Prepared, prepare_collectives, unfit_rows
-from ._priors import prior_of, shipped
+from ._priors import prior_of, shipped, source_key
 from ._settings import Setting
 from ._vector import INDEX
 
@@ -36,7 +36,8 @@ class CollectiveFit:
       logs: names of its logs.
       constants: each with `name`, `prior`, `value`, `low`, `high` (80%), `learned`; SI units.
       floors: least time of the host, by log. [s]
-      before, after: errors of the shipped fit and of this one on these rows; medians, means, p90 and bias as fractions.
+      before, after: errors of the shipped fit and of this one on these rows, which it has seen; of what is peculiar to a log its floor counts, and of the rest
+        the mean over the logs, which is what the fit keeps. Medians, means, p90 and bias as fractions.
       rows: number of rows.
       sd: predictive standard deviation of the log time, mean over the rows.
     """
@@ -155,7 +156,7 @@ def _fit_group(prepared: Prepared, logs: Sequence[int]) -> tuple[CollectiveFit, 
     before = error_summary(predict_design(rows, design, zero)[0], rows.log_time)
     mode = fit_design(rows, design)
     covariance = np.linalg.inv(mode.precision)
-    value, gradient = predict_design(rows, design, mode.parameters)
+    _, gradient = predict_design(rows, design, mode.parameters)
     sd = np.sqrt(np.einsum("ij,jk,ik->i", gradient, covariance, gradient) + ROW_NOISE**2)
     width = np.sqrt(np.diag(covariance))
     constants, floors, entry = [], {}, {}
@@ -173,8 +174,14 @@ def _fit_group(prepared: Prepared, logs: Sequence[int]) -> tuple[CollectiveFit, 
             name=shown, prior=float(np.exp(base)), value=float(np.exp(base + move)), low=float(np.exp(base + move - Z80 * after)),
             high=float(np.exp(base + move + Z80 * after)), learned=bool(after < LEARNED * prior),
         ))  # fmt: skip
+    kept = np.array(mode.parameters)
+    for leaf, width in LOG_WIDTH.items():  # what a further log of this system and network will have
+        of = [design.names.index(f"log{k}.{leaf}") for k in range(len(logs))]
+        kept[of] = kept[of].mean()
+        entry[f"source.{leaf}"] = [float(np.exp(design.base[0, INDEX[f"source.{leaf}"]] + kept[of[0]])), width]
+    error = error_summary(predict_design(rows, design, kept)[0], rows.log_time)
     names = tuple(prepared.names[k] for k in logs)
-    fit = CollectiveFit(settings[0], names, tuple(constants), floors, before, error_summary(value, rows.log_time), len(rows), float(sd.mean()))
+    fit = CollectiveFit(settings[0], names, tuple(constants), floors, before, error, len(rows), float(sd.mean()))
     return fit, entry
 
 
@@ -186,5 +193,7 @@ def _merge(document: dict[str, Any], setting: Setting, entry: dict[str, list[flo
     systems[setting.system] = {"link": [float(np.exp(mean[INDEX["node.bandwidth"]])), 0.0]} | systems.get(setting.system, {}) | node
     document["systems"] = systems
     document["network"] = dict(document.get("network", {})) | network
+    own = {name.removeprefix("source."): pair for name, pair in entry.items() if name.startswith("source.")}
+    document["sources"] = dict(document.get("sources", {})) | {source_key(setting): own}
     if "network.hop" in entry:
         document["fabrics"] = dict(document.get("fabrics", {})) | {setting.fabric: entry["network.hop"]}

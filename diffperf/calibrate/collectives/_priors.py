@@ -50,6 +50,11 @@ def shipped() -> dict[str, Any]:
     return json.loads(FITTED.read_text(encoding="utf-8")) if FITTED.is_file() else {}
 
 
+def source_key(setting: Setting) -> str:
+    """Name of a system and network, under which a fit keeps what logs of it have in common."""
+    return f"{setting.system} {setting.fabric}"
+
+
 def start_of(setting: Setting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Prior before any fit: mean of the logarithm, its standard deviation, and which constants are present; shapes (leaves,)."""
     return _prior(setting, {})
@@ -101,6 +106,7 @@ def _prior(setting: Setting, fit: dict[str, Any]) -> tuple[np.ndarray, np.ndarra
         values |= {f"source.{key}": pair for key, pair in old.items()}
     elif setting.unknown_version:
         values["source.ramp"] = (1.0, float(np.hypot(SOURCE_START["ramp"][1], 0.5 * abs(np.log(old["ramp"][0])))))
+    values |= {f"source.{key}": tuple(pair) for key, pair in fit.get("sources", {}).get(source_key(setting), {}).items()}
     mean, width_of, present = np.zeros(NUM_LEAVES), np.full(NUM_LEAVES, HELD), np.zeros(NUM_LEAVES, bool)
     for name in LEAVES:
         value, sd = values[name]
