@@ -75,7 +75,7 @@ class _Rank:
             scatters = makes and self.shape.shard_parameters and (self.shape.stages == 1 or final)
             if scatters:
                 self.gate = (self._add(slot, "scatter", "data", "data", "scatter", done),)
-            if after is not None and after in self.needs:
+            if self.shape.shard_parameters and after in self.needs:
                 self._gather_exposed(after)
             if scatters:  # what may wait comes after what the next compute waits for
                 self._add(slot, "scatter beside", "data", "data", "scatter beside", self.gate)
