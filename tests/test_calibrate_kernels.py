@@ -70,6 +70,14 @@ def test_rows_are_placed_or_counted_with_a_reason():
     assert skipped["faster than arithmetic at the chip's datasheet peak"] == 4
 
 
+def test_short_durations_of_traces_are_left_out_as_they_lack_the_launch():
+    rows = [{**row, "flag": "device_time|several_kernels", "time_us": time} for row, time in zip(products(3), (9.0, 14.9, 400.0))]
+    placed, skipped = place(read_kernels([*rows, {**products(1)[0], "time_us": 9.0}]))
+    assert sum(len(one.kernels) for one in placed) == 2
+    (reason,) = skipped
+    assert "below 15 us" in reason and skipped[reason] == 2
+
+
 def test_a_datatype_without_a_model_is_named_with_its_row_and_what_is_accepted(tmp_path, capsys):
     file = write_csv(tmp_path / "kernels.csv", products(3) + products(2, datatype="bf17"))
     code, _, err = run(capsys, "validate", file, "--no-correction")

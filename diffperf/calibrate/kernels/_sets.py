@@ -24,6 +24,12 @@ TOO_FAST = 0.98
 NOISY = "noisy_median"
 """Flag of `diffperf measure` for rows whose median is not steady."""
 
+DEVICE_TIME = "device_time"
+"""Flag of `diffperf trace` for a kernel's own duration."""
+
+SHORTEST_S = 15e-6
+"""A kernel's own duration says little of a shorter one: the models are of times per call, in which its launch shows."""
+
 
 @dataclass(frozen=True)
 class PlacedSet:
@@ -52,10 +58,14 @@ def place(table: KernelTable, system: str | os.PathLike[str] | None = None) -> t
     """
     names = {gpu: chip_name(gpu, system) for gpu in dict.fromkeys(table.gpu)}
     chips = {name: chip_of(name, table) for name in dict.fromkeys(names.values())}
-    steady = np.flatnonzero(np.array([NOISY not in flag for flag in table.flag], bool))
+    noisy, device_time = (np.array([word in flag for flag in table.flag], bool) for word in (NOISY, DEVICE_TIME))
+    short = device_time & (table.time_s < SHORTEST_S) & ~noisy
+    steady = np.flatnonzero(~noisy & ~short)
     placed, skipped, used = [], Counter(), len(table) - len(steady)
-    if used:
-        skipped["flagged noisy_median: the samples spread too far to say a time"] = used
+    if noisy.any():
+        skipped["flagged noisy_median: the samples spread too far to say a time"] = int(noisy.sum())
+    if short.any():
+        skipped["a kernel's own duration (of a trace) below 15 us: times per call, which the models are of, hold its launch too"] = int(short.sum())
     for rows in family_rows(table.take(steady)):
         skipped.update(rows.left_out)
         used += len(rows) + sum(rows.left_out.values())

@@ -22,6 +22,7 @@ from ._tables import LeftOut, RankTrace
 from ._work import rows_of
 
 WAITING = "waiting_included"
+_DEVICE_TIME = "device_time"  # flag of a kernel's own duration, without the launch that times per call contain
 
 
 def kernel_measurements(traces: Sequence[RankTrace]) -> tuple[KernelTable | None, tuple[LeftOut, ...]]:
@@ -43,7 +44,7 @@ def kernel_measurements(traces: Sequence[RankTrace]) -> tuple[KernelTable | None
             of = work[row]
             tf32 = "tf32" in trace.names[e.name[row]].lower() and of.datatype == "fp32"
             cells = rows_of(of) | (dict(datatype="tf32") if tf32 else {})
-            flag = "several_kernels" if launched[e.operator[row]] > 1 else ""  # the longest of one call
+            flag = _DEVICE_TIME + "|several_kernels" * int(launched[e.operator[row]] > 1)  # the longest of one call
             key = (trace.accelerator or "unknown", trace.names[e.name[row]][:160], flag, *cells.items())
             times_of.setdefault(key, []).append(float(e.duration_s[row]))
     if not times_of:
