@@ -67,6 +67,7 @@ FEW = dict(space=OverlapSpace((1, 8), (2**20, 2**21), (512,)), starts=2, steps=2
     (lambda: region_of(chip=CHIP._replace(processors=0.5)), "processors of the chip is 0.5; it should be at least 1"),
     (lambda: make_settings(REGION, Setting("8")), "channels of gather is '8'; it should be a number"),
     (lambda: make_settings(REGION, Setting(chunk_bytes=INF)), "larger than 0 and finite"),
+    (lambda: overlap_times(REGION, Setting()), r"settings is Setting\(.*make_settings\(region"),
     (lambda: make_settings(REGION, {"gather": Setting()}), "settings are {.*give one Setting for all collectives, or a list"),
     (lambda: make_settings(REGION, None), "settings are None"),
     (lambda: draw_contention(2.5), "count is 2.5; it should be a whole number"),

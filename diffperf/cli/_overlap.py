@@ -68,6 +68,8 @@ def _print(fit: Any) -> None:
         f"mean error {percent_of(fit.held_out)} with each kernel left out, {percent_of(fit.error)} with all; {percent_of(fit.before)} before the fit, "
         f"{percent_of(fit.constant)} for one ratio for all", markup=False,
     )  # fmt: skip
+    if fit.held_out >= fit.before:
+        _output.note("the constants before the fit predict these kernels as well; more pairs, best of other grids, would tell")
     if fit.others["count"]:
         console.print(f"{fit.others['count']} other kernels: ratio {fit.others['median']:.2f} in the median, {fit.others['p90']:.2f} at the 90th percentile",
                       markup=False)  # fmt: skip

@@ -91,10 +91,14 @@ def overlap_times(
 
     Args:
       region: kernels and collectives.
-      settings: of the collectives; may be fractional.
+      settings: of the collectives, from `make_settings`; may be fractional.
       constants: of contention.
       temperature: of the rounding to waves, which above 0 err low, and of the onset of saturated memory, which errs high.
+    Raises:
+      ValueError: for settings that are none.
     """
+    if not isinstance(settings, Settings):
+        raise ValueError(f"settings is {settings!r}; give what `make_settings(region, ...)` makes of it.")
     kernels, rows, chip = region.kernels, region.collectives, region.chip
     count, streams = kernels.flops.shape[0], region.order.shape[0]
     alone, _ = kernel_time(chip, kernels, constants)
