@@ -95,7 +95,11 @@ def test_trace_beside_a_prediction(tmp_path, capsys, monkeypatch):
     for side in (measured, predicted):
         assert_allclose(side["compute_s"] + side["exposed_communication_s"] + side["idle_and_overhead_s"], side["step_time_s"], rtol=1e-5)
     assert_allclose([predicted["compute_s"], predicted["exposed_communication_s"], predicted["idle_and_overhead_s"]], [45e-6, 8e-6, 27e-6], rtol=1e-5)
-    assert "Beside the prediction" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "Beside the prediction" in said.out and compared["notes"] == [] and "model, batch and plan" not in said.err
+    estimate.step_time = 1e-3
+    assert run("trace", *files, "--model", "llama-3.2-1b", "--system", "h100", "--gbs", 4, "--zero", 3) == 0
+    assert "more than a factor of 3: are model, batch and plan those of the trace?" in capsys.readouterr().err
 
 
 def test_execution_graph_has_no_times(tmp_path, capsys):

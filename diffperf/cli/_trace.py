@@ -13,6 +13,7 @@ import typer
 
 from ._options import OPTIONS, Job
 
+_UNLIKE = 3  # factor between recorded and predicted steps beyond which they are hardly of the same job
 _PREDICTION = "Prediction to compare with (options of `diffperf predict`)"
 _NEEDED = {"model": "--model", "system": "--system", "gbs": "--gbs"}
 
@@ -193,6 +194,8 @@ def _compare(job: Job, ranks: Sequence[Any]) -> dict[str, Any]:
         notes.append("the plan does not fit into memory")
     if not whole:
         notes.append("the trace marks no steps; its whole span was taken as one")
+    if not 1 / _UNLIKE < measured / float(prediction.estimate.step_time) < _UNLIKE:
+        notes.append(f"recorded and predicted step differ by more than a factor of {_UNLIKE}: are model, batch and plan those of the trace?")
     return {
         "model": inputs.model_name, "system": inputs.system_name, "num_devices": job.devices, "steps": len(whole),
         "recorded_on": ", ".join(sorted({rank.accelerator for rank in ranks if rank.accelerator})),
