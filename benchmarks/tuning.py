@@ -8,6 +8,7 @@ Robust: constants drawn around the nominal ones with a standard deviation of 0.3
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -97,12 +98,15 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--regions", help="names, with commas between; all by default")
     parser.add_argument("--traces", default=overlap_law.FOLDER)
-    parser.add_argument("--law", action="store_true", help="the law of lost processors only")
+    parser.add_argument("--law", action="store_true", help="the law of lost processors only; FILE keeps its regions")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     law = overlap_law.measure(overlap_law.read_rows(options.traces))
     overlap_law.show(law)
     document = dict(law=law, regions=[], versions={name: version(name) for name in ("jax", "jaxlib", "optax", "numpy")}, machine=platform.machine())
+    if options.law and options.json and os.path.exists(options.json):
+        with open(options.json, encoding="utf-8") as file:
+            document = json.load(file) | dict(law=law)
     if not options.law:
         compare(options.regions.split(",") if options.regions else OVERLAP_REGIONS, document["regions"])
     if options.json:
