@@ -287,7 +287,12 @@ def test_tune_and_sweep(run, tmp_path):
     times = [row["estimate"]["step_time_s"] for row in found["plans"]]
     assert code == 0 and len(times) == 3 and times == sorted(times) and found["num_feasible"] <= found["num_legal"] <= found["num_tried"]
     code, out, _ = run("tune", "llama-3.1-8b", "h100_sxm", "-n", 16, "--gbs", 128, "--seq", 4096, "--no-refine", "--tp", 2)
-    assert code == 0 and "are legal" in out and max(map(len, out.splitlines())) <= 80
+    *lines, last = out.splitlines()
+    assert code == 0 and "are legal" in out and max(map(len, lines)) <= 80
+    command = last.partition("All about the best plan: diffperf ")[2].split()
+    assert command[:3] == ["predict", "llama-3.1-8b", "h100_sxm"] and command[command.index("--tp") + 1] == "2" and "--seq" in command
+    code, out, _ = run(*command, "--json")
+    assert code == 0 and {"tensor_parallel": 2}.items() <= json.loads(out)["plan"].items()
     file = tmp_path / "grid.csv"
     code, out, _ = run("sweep", *SMALL, "--over", "plan.micro_batch_size=1,2,4", "--over", "system.scale_out.bandwidth=25e9:100e9:3:log", "--out", file)
     lines = file.read_text(encoding="utf-8").splitlines()

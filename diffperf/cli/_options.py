@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import shlex
 import types
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -48,6 +49,11 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
+_OF_PLAN = {"tensor_parallel": "tp", "pipeline_parallel": "pp", "context_parallel": "cp", "expert_parallel": "ep", "virtual_stages": "vpp",
+            "micro_batch_size": "mbs", "recompute": "recompute", "zero_stage": "zero", "sequence_parallel": "sp", "optimizer_offload": "offload_optimizer",
+            "activation_offload": "offload_activations"}  # fmt: skip
+
+
 class Job(types.SimpleNamespace):
     """What the user asked for; one attribute per key of `OPTIONS`, None where nothing was said."""
 
@@ -62,6 +68,19 @@ class Job(types.SimpleNamespace):
             **dict.fromkeys(("overlap_gradient", "overlap_parameter", "overlap_tensor", "overlap_pipeline"), self.overlap),
         }  # fmt: skip
         return {name: value for name, value in words.items() if value is not None}
+
+    def line(self, command: str, plan: dict[str, Any]) -> str:
+        """What to type for `command` on this job with the layout `plan`, as `describe_plan` gives it; the data-parallel degree is what the devices leave."""
+        values = vars(self) | {field: plan[name] for name, field in _OF_PLAN.items() if name in plan}
+        usual = {"sp": values["tp"] > 1, "recompute": "none", "zero": 1, "stack": "typical"} | dict.fromkeys(("mbs", "tp", "pp", "cp", "ep", "vpp"), 1)
+        words = ["diffperf", command, values.pop("model"), values.pop("system")]
+        for name, value in values.items():
+            if value is None or name in usual and value == usual[name]:
+                continue
+            option = OPTIONS[name][0].__metadata__[0]
+            flags = next(text for text in (option.default, *option.param_decls) if str(text).startswith("--")).split("/")  # typer takes the first for a default
+            words += [flags[not value]] if isinstance(value, bool) else [flags[0], str(value)]
+        return shlex.join(words)
 
 
 def with_job(command: Callable[..., Any]) -> Callable[..., Any]:

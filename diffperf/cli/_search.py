@@ -38,6 +38,7 @@ def tune(
         return
     from ..estimate import bottleneck
     from ..report import breakdown_table, plans_table
+    from ..tune import describe_plan
 
     out = _output.out()
     out.print(f"{model_name} on {job.devices} x {system_name}, batch {job.gbs}, stack {job.stack}", style="bold", markup=False)
@@ -45,6 +46,7 @@ def tune(
     out.print(plans_table(found.ranked, found.refined))
     out.print("Best: " + bottleneck(found.best.estimate), markup=False)
     out.print(breakdown_table(found.best.estimate))
+    out.print("All about the best plan: " + job.line("predict", describe_plan(found.best.plan)), markup=False, soft_wrap=True)
 
 
 @with_job
