@@ -289,7 +289,7 @@ def test_tune_and_sweep(run, tmp_path):
     code, out, _ = run("tune", "llama-3.1-8b", "h100_sxm", "-n", 16, "--gbs", 128, "--seq", 4096, "--no-refine", "--tp", 2)
     *lines, last = out.splitlines()
     assert code == 0 and "are legal" in out and max(map(len, lines)) <= 80
-    command = last.partition("All about the best plan: diffperf ")[2].split()
+    command = last.partition("with measured neighbours: diffperf ")[2].split()
     assert command[:3] == ["predict", "llama-3.1-8b", "h100_sxm"] and command[command.index("--tp") + 1] == "2" and "--seq" in command
     code, out, _ = run(*command, "--json")
     assert code == 0 and {"tensor_parallel": 2}.items() <= json.loads(out)["plan"].items()

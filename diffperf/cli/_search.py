@@ -46,7 +46,7 @@ def tune(
     out.print(plans_table(found.ranked, found.refined))
     out.print("Best: " + bottleneck(found.best.estimate), markup=False)
     out.print(breakdown_table(found.best.estimate))
-    out.print("All about the best plan: " + job.line("predict", describe_plan(found.best.plan)), markup=False, soft_wrap=True)
+    out.print("All about the best plan, with measured neighbours: " + job.line("predict", describe_plan(found.best.plan)), markup=False, soft_wrap=True)
 
 
 @with_job
