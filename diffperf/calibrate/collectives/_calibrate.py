@@ -115,9 +115,9 @@ def calibrate_collectives(
     skipped = prepared.skipped | kernels.skipped | reasons
     if not len(prepared.rows) and not len(kernels.at):
         raise ValueError(f"calibrate_collectives: no row can be fitted: {'; '.join(skipped) or 'the files have no rows'}")
-    groups: dict[tuple, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for k, setting in enumerate(prepared.settings):
-        groups.setdefault((setting.system, setting.nic_bandwidth / setting.ranks_per_node, setting.fabric, setting.bridge), []).append(k)
+        groups.setdefault(source_key(setting), []).append(k)
     document = {key: dict(value) for key, value in shipped().items() if isinstance(value, dict)} | {"engines": shipped().get("engines", [])}
     fits = []
     for logs in groups.values():
@@ -175,10 +175,11 @@ def _fit_group(prepared: Prepared, logs: Sequence[int]) -> tuple[CollectiveFit, 
             high=float(np.exp(base + move + Z80 * after)), learned=bool(after < LEARNED * prior),
         ))  # fmt: skip
     kept = np.array(mode.parameters)
-    for leaf, width in LOG_WIDTH.items():  # what a further log of this system and network will have
-        of = [design.names.index(f"log{k}.{leaf}") for k in range(len(logs))]
-        kept[of] = kept[of].mean()
-        entry[f"source.{leaf}"] = [float(np.exp(design.base[0, INDEX[f"source.{leaf}"]] + kept[of[0]])), width]
+    for leaf, spread in LOG_WIDTH.items():  # what a further log of this system and network will have
+        of, base = [design.names.index(f"log{k}.{leaf}") for k in range(len(logs))], design.base[:, INDEX[f"source.{leaf}"]]
+        mean = np.mean(base + kept[of])
+        kept[of] = mean - base
+        entry[f"source.{leaf}"] = [float(np.exp(mean)), spread]
     error = error_summary(predict_design(rows, design, kept)[0], rows.log_time)
     names = tuple(prepared.names[k] for k in logs)
     fit = CollectiveFit(settings[0], names, tuple(constants), floors, before, error, len(rows), float(sd.mean()))

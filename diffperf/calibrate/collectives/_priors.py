@@ -51,8 +51,9 @@ def shipped() -> dict[str, Any]:
 
 
 def source_key(setting: Setting) -> str:
-    """Name of a system and network, under which a fit keeps what logs of it have in common."""
-    return f"{setting.system} {setting.fabric}"
+    """Name of a system and network, whose logs are fitted together, and under which a fit keeps what they have in common."""
+    bridge = f", links of {setting.bridge:.4g} B/s" * bool(setting.bridge)
+    return f"{setting.system}, {setting.fabric}, {setting.nic_bandwidth / setting.ranks_per_node:.4g} B/s per rank{bridge}"
 
 
 def start_of(setting: Setting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
