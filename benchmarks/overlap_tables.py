@@ -1,6 +1,7 @@
 """Tables of overlap and timeline for the documentation, from `docs/data/tuning.json` and `docs/data/timeline.json`; used by `update_docs.py`."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import timeline
@@ -11,34 +12,35 @@ ABSENT = "Not measured yet: `python benchmarks/{0}.py --json docs/data/{0}.json`
 SEARCHES = {"priority as described": "Lagom's search", "priority": "its best variant", "coordinate": "coordinate", "gradient": "gradient"}
 
 
-def read(name: str) -> dict[str, Any] | None:
-    path = DATA / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def of(name: str) -> Callable[[Callable[[dict[str, Any]], str]], Callable[[], str]]:
+    """A part of the documentation made from the results of one benchmark, or how to get them."""
+
+    def part(make: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+        path = DATA / f"{name}.json"
+        return lambda: make(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ABSENT.format(name)
+
+    return part
 
 
 def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}"
 
 
-def law() -> str:
+@of("tuning")
+def law(result: dict[str, Any]) -> str:
     """The law of lost processors on kernels of traces."""
-    result = read("tuning")
-    if result is None:
-        return ABSENT.format("tuning")
     first = next(iter(result["law"].values()))["errors"]
     names = [name for name in first if "constants of" not in name]
-    other = lambda of: next((percent(error) for name, error in of["errors"].items() if "constants of" in name), "")
-    row = lambda of: [*(percent(of["errors"][name]) for name in names), other(of), percent(of["least"]), percent(of["floor"])]
+    other = lambda law: next((percent(error) for name, error in law["errors"].items() if "constants of" in name), "")
+    row = lambda law: [*(percent(law["errors"][name]) for name in names), other(law), percent(law["least"]), percent(law["floor"])]
     head = ["trace", "kernels", *(f"{name}, %" for name in names), "law with the other GPU's constants, %", "law with the best constants, %",
             "any law of blocks at best, %"]  # fmt: skip
-    return table(head, [[gpu, str(of["kernels"]), *row(of)] for gpu, of in result["law"].items()])
+    return table(head, [[gpu, str(law["kernels"]), *row(law)] for gpu, law in result["law"].items()])
 
 
-def searches() -> str:
+@of("tuning")
+def searches(result: dict[str, Any]) -> str:
     """Every search on every region, and what they add up to."""
-    result = read("tuning")
-    if result is None:
-        return ABSENT.format("tuning")
     body = []
     for row in result["regions"]:
         cell = lambda name, row=row: f"{percent(row['searches'][name]['makespan_s'] / row['best_s'] - 1, 2)} ({row['searches'][name]['evaluations']})"
@@ -47,26 +49,22 @@ def searches() -> str:
     return table(head, body) + "\n\n" + "\n".join(f"- {line}" for line in tuning.summary(result["regions"])[:2])
 
 
-def robust() -> str:
+@of("tuning")
+def robust(result: dict[str, Any]) -> str:
     """Risk and gain of nominal and robust settings on draws that tuning has not seen."""
-    result = read("tuning")
-    if result is None:
-        return ABSENT.format("tuning")
     body = []
     for row in result["regions"]:
-        of = row["robust"]
-        numbers = [percent(of[key]) for key in ("nominal_expected_gain", "nominal_risk")] + [percent(of["robust_expected_gain"]), percent(of["robust_risk"], 2)]
-        body.append([f"`{row['region']}`", *numbers, "yes" if of["kept_default"] else ""])
+        found = row["robust"]
+        numbers = [*(percent(found[key]) for key in ("nominal_expected_gain", "nominal_risk", "robust_expected_gain")), percent(found["robust_risk"], 2)]
+        body.append([f"`{row['region']}`", *numbers, "yes" if found["kept_default"] else ""])
     head = ["region", "nominal: expected gain, %", "worse than the default, % of draws", "robust: expected gain, %", "worse than the default, % of draws",
             "keeps the default"]  # fmt: skip
     return table(head, body) + "\n\n" + f"- {tuning.summary(result['regions'])[2]}"
 
 
-def schedules() -> str:
+@of("timeline")
+def schedules(result: dict[str, Any]) -> str:
     """Closed forms against the timeline, and the speed of the longest path."""
-    result = read("timeline")
-    if result is None:
-        return ABSENT.format("timeline")
     longer = lambda row: "any ratio is exact" if row["worst_unequal_passes"] is None else percent(row["worst_unequal_passes"], 2)
     closed = table(["schedule", "configurations", "closed form off by at most, %", "with input gradients up to twice the forward pass, %"],
                    [[row["schedule"], str(row["points"]), percent(row["worst"], 4), longer(row)] for row in result["schedules"]])  # fmt: skip
